@@ -1,0 +1,1 @@
+"""Tensors in, numbers out: no ``torch.nn``, no ``torch.optim``, no files."""

@@ -1,0 +1,100 @@
+"""A weight cut into the 2-D matrices that count.
+
+A `Part` is what gets a fit of its own: a projection of a fused weight, a gate, an expert, or a whole
+convolution, whose slices are pooled because they belong to one operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tempbalance.errors import WeightError
+
+# The authors' code and WeightWatcher multiply each convolution slice by sqrt(1/2): no alpha moves.
+CONV_FACTOR = 0.5
+
+
+@dataclass(frozen=True)
+class Part:
+    """Matrices whose eigenvalues are pooled and fitted together.
+
+    Attributes:
+        name: What the part is within its layer (``q``, ``expert 3``); empty if it is all of it.
+        slices: The matrices, shape ``(num_slices, rows, columns)``, a view of the weight.
+        factor: Multiplies every eigenvalue.
+    """
+
+    name: str
+    slices: Tensor
+    factor: float = 1.0
+
+    @property
+    def num_eigenvalues(self) -> int:
+        """How many eigenvalues the pooled spectrum has."""
+        return self.slices.shape[0] * min(self.slices.shape[1:])
+
+
+Cut = Callable[[Tensor], list[Part]]
+
+
+def cut_matrix(weight: Tensor) -> list[Part]:
+    """One 2-D weight, one matrix."""
+    return [Part("", weight.unsqueeze(0))]
+
+
+def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
+    """One matrix per kernel position and group, pooled.
+
+    Args:
+        weight: Kernel of shape ``(out, in / groups, *positions)``, or transposed
+            ``(in, out / groups, *positions)``: both are grouped along their first dimension.
+        groups: How many independent convolutions the kernel holds, a divisor of its first dimension.
+    """
+    first, second = weight.shape[:2]
+    grouped = weight.reshape(groups, first // groups, second, -1)
+    slices = grouped.permute(3, 0, 1, 2).reshape(-1, first // groups, second)
+    return [Part("", slices, CONV_FACTOR)]
+
+
+def cut_stack(weight: Tensor) -> list[Part]:
+    """One part per expert of a weight stacked along its first dimension, ``(experts, rows, columns)``."""
+    return [Part(f"expert {i}", weight[i : i + 1]) for i in range(weight.shape[0])]
+
+
+def cut_fused(weight: Tensor, *, sizes: int | Sequence[int], names: Sequence[str] = (), dim: int = 0) -> list[Part]:
+    """One part per projection of a weight that holds several side by side.
+
+    Args:
+        weight: 2-D weight.
+        sizes: The number of equal parts, or the size of each along ``dim``.
+        names: What the parts are called; numbered if empty.
+        dim: The output dimension of the weight: 0 for ``Linear``, 1 for the ``Conv1D`` of GPT-2.
+
+    Raises:
+        WeightError: If the parts do not add up to the weight.
+    """
+    length = weight.shape[dim]
+    if isinstance(sizes, int):
+        if sizes < 1 or length % sizes:
+            raise WeightError(f"fused into {sizes} equal parts, but dimension {dim} has {length} entries")
+        sizes = [length // sizes] * sizes
+    if sum(sizes) != length or min(sizes) < 1:
+        raise WeightError(f"fused parts {list(sizes)} must be positive and add up to {length}, dimension {dim}")
+    names = names or [str(i) for i in range(len(sizes))]
+    parts = torch.split(weight, list(sizes), dim)
+    return [Part(name, part.unsqueeze(0)) for name, part in zip(names, parts, strict=True)]
+
+
+def cut_by_shape(weight: Tensor) -> list[Part]:
+    """A 2-D weight is a matrix, anything of three or more dimensions a convolution kernel.
+
+    Raises:
+        WeightError: If the weight has fewer than two dimensions.
+    """
+    if weight.dim() < 2:
+        raise WeightError(f"a weight has two or more dimensions, got {weight.dim()}")
+    return cut_matrix(weight) if weight.dim() == 2 else cut_convolution(weight)

@@ -1,0 +1,232 @@
+"""Matrices to eigenvalues: exact, fast, on all cores, the same bits for any number of them.
+
+For a matrix with sides n <= m the spectrum is the n eigenvalues of its n x n Gram matrix. Matrices are solved side by
+side, each on one thread: at the sizes of layers two single-threaded solves beat one on two threads, and what a solve
+returns does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tempbalance.core.matrices import Part, cut_by_shape, cut_convolution
+from tempbalance.errors import WeightError
+
+# float32 resolves an eigenvalue to about 1e-6 of the largest one. A threshold or a spread below this fraction of the
+# largest is worked out again in float64; above it, alpha in float32 is off by about 1e-6 at the most.
+DOUBT = 1e-3
+
+_CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
+_CHUNK_SIZE = 2**22  # entries in one job
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The eigenvalues of one part, pooled.
+
+    Attributes:
+        values: Eigenvalues divided by ``2**exponent``, shape ``(n,)``, ascending, >= 0, float64, on the CPU.
+        exponent: Keeps weights of any magnitude from overflowing or vanishing when squared.
+        noise: What arithmetic may have added to a value.
+        rounding: The spectral norm of what storing the weight in its own precision may have added to it.
+        precise: Whether the solve was in float64.
+    """
+
+    values: Tensor
+    exponent: int
+    noise: float
+    rounding: float
+    precise: bool
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """The values in the units of the squared weight; infinite or zero where float64 ends."""
+        return torch.from_numpy(_ldexp(self.values.numpy(), self.exponent))
+
+    def in_units(self, value: float) -> float:
+        """A value in the units of the squared weight."""
+        return float(_ldexp(value, self.exponent))
+
+    def from_units(self, eigenvalue: float) -> float:
+        """The inverse of `in_units`."""
+        return float(_ldexp(eigenvalue, -self.exponent))
+
+    @property
+    def largest(self) -> float:
+        """The largest value, 0 if there is none."""
+        return float(self.values[-1]) if len(self.values) else 0.0
+
+    def uncertainty(self, value: float) -> float:
+        """How far rounding may have moved a value: by arithmetic, and by perturbing the weight it is taken from."""
+        # (s + r)^2 - s^2, with s = sqrt(value) the singular value and r the perturbation's spectral norm
+        return self.noise + self.rounding * (2 * math.sqrt(value) + self.rounding)
+
+    def significant(self) -> Tensor:
+        """The values that stand above their own uncertainty; before the solve was precise, those above zero."""
+        # s^2 = noise + r (2 s + r), solved for s
+        threshold = (self.rounding + math.sqrt(2 * self.rounding**2 + self.noise)) ** 2 if self.precise else 0.0
+        return self.values[self.values > threshold]
+
+
+def spectrum(weight: Tensor, *, groups: int = 1) -> Tensor:
+    """The eigenvalues of a weight, ascending, as float64 on the CPU.
+
+    Args:
+        weight: A matrix, or a convolution kernel ``(out, in / groups, *positions)``, whose slices, one matrix per
+            kernel position and group, are each scaled by sqrt(1/2) and pooled.
+        groups: The convolution's groups.
+
+    Raises:
+        WeightError: If the weight is not a dense, finite, real floating-point tensor of two or more dimensions.
+
+    Example:
+        >>> spectrum(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])).tolist()
+        [4.0, 9.0]
+    """
+    check_weight(weight)
+    weight = weight.detach()
+    parts = cut_convolution(weight, groups=groups) if groups > 1 else cut_by_shape(weight)
+    (result,) = spectra(parts, double=True)
+    if isinstance(result, WeightError):
+        raise result
+    return result.eigenvalues
+
+
+def check_weight(weight: Tensor) -> None:
+    """Refuse a weight that has no spectrum.
+
+    Raises:
+        WeightError: If the weight is meta, sparse, quantized, complex or integer.
+    """
+    if weight.is_meta:
+        raise WeightError("must have values, got one on the meta device: materialise the model first")
+    if weight.layout != torch.strided or weight.is_quantized:
+        raise WeightError(f"must be dense, got {'a quantized one' if weight.is_quantized else weight.layout}")
+    if not weight.is_floating_point():
+        raise WeightError(f"must be real and floating-point, got {weight.dtype}")
+
+
+def spectra(parts: Iterable[Part], *, double: bool = False) -> list[Spectrum | WeightError]:
+    """The spectrum of each part, in their order, or why it has none; solved side by side on all of torch's threads.
+
+    Parts are taken from the iterable as workers become free, so that one made on the fly is soon let go again.
+
+    Args:
+        parts: What to solve, the most expensive first for the shortest time.
+        double: Work in float64; otherwise in float32, or in the weight's own precision if that is higher.
+    """
+    results: list[Spectrum | WeightError] = []
+    num_workers = torch.get_num_threads()
+    with _one_thread_each(), ThreadPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        waiting: deque[tuple[Part, list[Future[_Solved]]]] = deque()
+        for part in parts:
+            waiting.append((part, [_submit(pool, chunk, double) for chunk in _chunks(part.slices)]))
+            if len(waiting) > 2 * num_workers:
+                results.append(_pool(*waiting.popleft()))
+        results.extend(_pool(part, jobs) for part, jobs in waiting)
+    return results
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Give a solve one thread and all of float32's precision, and put both settings back."""
+    num_threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("highest")
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.set_num_threads(num_threads)
+
+
+def _chunks(slices: Tensor) -> tuple[Tensor, ...]:
+    """Split a part into jobs by the cost of its matrices alone, so that the jobs are the same on any machine."""
+    if slices.numel() == 0:
+        return ()
+    size = slices[0].numel()
+    return torch.split(slices, max(1, min(_CHUNK_COST // (size * min(slices.shape[1:])), _CHUNK_SIZE // size)))
+
+
+def _submit(pool: ThreadPoolExecutor, slices: Tensor, double: bool) -> Future[_Solved]:
+    """Give a job to a worker; other devices than the CPU order their own work, in the thread that calls them."""
+    if slices.device.type == "cpu":
+        return pool.submit(_solve, slices, double)
+    done: Future[_Solved] = Future()
+    try:
+        done.set_result(_solve(slices, double))
+    except WeightError as err:
+        done.set_exception(err)
+    return done
+
+
+@dataclass(frozen=True)
+class _Solved:
+    values: Tensor
+    exponent: int
+    eps: float
+
+
+@torch.no_grad()
+def _solve(slices: Tensor, double: bool) -> _Solved:
+    """Eigenvalues of the Gram matrices of slices that are divided by a power of two near their largest magnitude."""
+    if slices.device.type == "mps":  # has neither float64 nor a symmetric eigenvalue solve
+        slices = slices.cpu()
+    slices = slices.to(torch.float64 if double or slices.dtype == torch.float64 else torch.float32)
+    largest = float(torch.linalg.vector_norm(slices, math.inf))
+    if not math.isfinite(largest):
+        raise WeightError("must be finite, has an entry that is NaN or infinite")
+    exponent = math.frexp(largest)[1]
+    half = exponent // 2  # in two steps, because 2**-exponent is infinite for a denormal weight
+    slices = slices * 2.0**-half * 2.0 ** (half - exponent)
+    if slices.shape[1] > slices.shape[2]:
+        slices = slices.mT
+    with torch.autocast(slices.device.type, enabled=False):
+        gram = slices @ slices.mT
+    try:
+        values = torch.linalg.eigvalsh(gram)
+    except RuntimeError as err:  # torch.linalg.LinAlgError
+        raise WeightError(f"has no eigenvalues that LAPACK can find: {err}") from err
+    return _Solved(values.flatten().cpu().double(), 2 * exponent, torch.finfo(slices.dtype).eps)
+
+
+def _pool(part: Part, jobs: list[Future[_Solved]]) -> Spectrum | WeightError:
+    """The sorted eigenvalues of all jobs of a part, in one unit, with what is known about their errors."""
+    try:
+        solved = [job.result() for job in jobs]
+    except WeightError as err:
+        return err
+    if not solved:
+        return Spectrum(torch.zeros(0, dtype=torch.float64), 0, 0.0, 0.0, precise=True)
+    eps = solved[0].eps
+    exponent = max(each.exponent for each in solved)
+    values = torch.cat([torch.from_numpy(_ldexp(each.values.numpy(), each.exponent - exponent)) for each in solved])
+    values = (values * part.factor).clamp(min=0).sort().values
+    _, rows, columns = part.slices.shape
+    root_mean_square = math.sqrt(float(values.sum()) / part.slices.numel())
+    return Spectrum(
+        values,
+        exponent,
+        # what rank tests take for the error of a symmetric solve
+        noise=eps * max(rows, columns) * float(values[-1]),
+        # an entry is off by up to eps/2 of itself, in the mean by half of that; a matrix of independent errors of
+        # size e has a spectral norm of e (sqrt(rows) + sqrt(columns))
+        rounding=torch.finfo(part.slices.dtype).eps / 4 * root_mean_square * (math.sqrt(rows) + math.sqrt(columns)),
+        precise=eps == torch.finfo(torch.float64).eps,
+    )
+
+
+def _ldexp(values: Any, exponent: int) -> Any:
+    """``values * 2**exponent`` where ``2**exponent`` itself may be out of range."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.ldexp(values, exponent)

@@ -1,0 +1,211 @@
+"""A spectrum to the exponent of its tail.
+
+The tail density is modelled as p(x) ~ x^-alpha for x >= xmin. The three fits differ in how they choose xmin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from tempbalance.errors import TailError
+
+TailName = Literal["median", "goodness_of_fit", "peak"]
+Array = npt.NDArray[np.float64]
+
+_NUM_BINS = 100  # of the log-binned density, as in the authors' code
+_NUM_PROBES = 32  # points at which a candidate's distance is bounded from below
+_BLOCK_SIZE = 2**19  # numbers held at once while distances are worked out, 4 MB a temporary
+
+
+@dataclass(frozen=True)
+class TailFit:
+    """A power law fitted to the top of a spectrum.
+
+    Attributes:
+        alpha: Exponent of the tail density.
+        xmin: Threshold from which the power law holds.
+        ks: Kolmogorov-Smirnov distance between the tail and the power law, 0 to 1.
+        num_tail: How many values the fit rests on.
+    """
+
+    alpha: float
+    xmin: float
+    ks: float
+    num_tail: int
+
+    @property
+    def alpha_stderr(self) -> float:
+        """(alpha - 1) / sqrt(num_tail): for independent values, which eigenvalues are not."""
+        return (self.alpha - 1) / math.sqrt(self.num_tail)
+
+
+def fit_tail(spectrum: Tensor, *, tail: TailName = "median", tail_fraction: float = 0.5) -> TailFit:
+    """Fit the tail of a spectrum.
+
+    Args:
+        spectrum: Eigenvalues, shape ``(n,)``, ascending, >= 0.
+        tail: ``median`` takes a fixed fraction of the values (Eq. 3); ``goodness_of_fit`` the threshold whose power law
+            is nearest to the values above it; ``peak`` the same among thresholds near the densest place.
+        tail_fraction: With ``median``, how many of the values are the tail, between 0 and 1; the paper uses 1/2.
+
+    Raises:
+        ValueError: If an option is out of range.
+        TailError: If the tail has no exponent: too short, flat, or its threshold zero.
+
+    Example:
+        >>> import torch
+        >>> fit_tail(torch.tensor([1.0, 1.0, 2.0, 4.0])).num_tail
+        2
+    """
+    check_tail(tail, tail_fraction)
+    if tail == "median":
+        # an n x fraction that is a whole number but for rounding counts as that number
+        return fit_hill(spectrum, num_tail=math.floor(len(spectrum) * tail_fraction + 1e-9))
+    return fit_goodness_of_fit(spectrum) if tail == "goodness_of_fit" else fit_peak(spectrum)
+
+
+def check_tail(tail: str | Callable[..., object], tail_fraction: float) -> None:
+    """Refuse options that no fit takes.
+
+    Raises:
+        ValueError: If the name is unknown or the fraction is not between 0 and 1.
+    """
+    if not callable(tail) and tail not in get_args(TailName):
+        raise ValueError(f"tail must be one of {', '.join(get_args(TailName))} or a callable, got {tail!r}")
+    if not 0 < tail_fraction < 1:
+        raise ValueError(f"tail_fraction must satisfy 0 < tail_fraction < 1, got {tail_fraction!r}")
+
+
+def fit_hill(spectrum: Tensor, *, num_tail: int) -> TailFit:
+    """Fit the top of a spectrum with the Hill estimator.
+
+    Args:
+        spectrum: Eigenvalues, shape ``(n,)``, ascending, >= 0.
+        num_tail: How many of the largest values form the tail, 2 to n - 1.
+
+    Raises:
+        TailError: If the spectrum is too short, the threshold zero or the tail constant.
+    """
+    if not 2 <= num_tail < len(spectrum):
+        raise TailError(f"a tail of {num_tail} of {len(spectrum)} eigenvalues: it takes at least 2 and one below them")
+    values = _as_array(spectrum)
+    tail, xmin = values[-num_tail:], values[-num_tail - 1]
+    if xmin <= 0:
+        raise TailError("the threshold is zero")
+    # Eq. 3: alpha = 1 + k / sum_i log(x_i / xmin), x_i the k largest, xmin the next one down
+    log_ratios = np.log(tail / xmin)
+    log_sum = log_ratios.sum()
+    if log_sum <= 0:
+        raise TailError(f"all {num_tail} tail values equal {xmin:.3g}")
+    alpha = 1 + num_tail / log_sum
+    return TailFit(float(alpha), float(xmin), _distance(log_ratios, alpha), num_tail)
+
+
+def fit_goodness_of_fit(spectrum: Tensor) -> TailFit:
+    """Fit with the threshold that minimises the Kolmogorov-Smirnov distance, over all values.
+
+    The threshold is one of the values and counts as part of the tail, as in the maximum-likelihood form.
+
+    Args:
+        spectrum: Eigenvalues, shape ``(n,)``, ascending; zeros are passed over.
+
+    Raises:
+        TailError: If fewer than two different positive values are left.
+    """
+    values = _positive(spectrum)
+    return _search(values, np.arange(len(values) - 1))
+
+
+def fit_peak(spectrum: Tensor) -> TailFit:
+    """Fit as `fit_goodness_of_fit` does, with thresholds within [0.95, 1.5] x the peak of the density.
+
+    The density is that of log10 of the values in 100 bins, its peak the lower edge of the fullest one.
+
+    Args:
+        spectrum: Eigenvalues, shape ``(n,)``, ascending; zeros are passed over.
+
+    Raises:
+        TailError: If fewer than two different positive values are left, or none lies near the peak.
+    """
+    values = _positive(spectrum)
+    counts, edges = np.histogram(np.log10(values), _NUM_BINS)
+    peak = 10 ** edges[counts.argmax()]
+    near = (values[:-1] >= 0.95 * peak) & (values[:-1] <= 1.5 * peak)
+    if not near.any():
+        raise TailError(f"no eigenvalue lies within [0.95, 1.5] x the density's peak at {peak:.3g}")
+    return _search(values, np.flatnonzero(near))
+
+
+def _as_array(spectrum: Tensor) -> Array:
+    return np.asarray(spectrum.detach().cpu().double().numpy())
+
+
+def _positive(spectrum: Tensor) -> Array:
+    values = _as_array(spectrum)
+    values = values[values > 0]
+    if len(values) < 2 or values[0] == values[-1]:
+        raise TailError(f"{len(values)} positive eigenvalues, not two different ones: alpha is undefined")
+    return values
+
+
+def _distance(log_ratios: Array, alpha: float) -> float:
+    """The Kolmogorov-Smirnov distance of a tail from its power law, at the tail's values.
+
+    Args:
+        log_ratios: log(x_i / xmin) of the tail, ascending.
+        alpha: Exponent.
+    """
+    model = -np.expm1(log_ratios * (1 - alpha))
+    return float(np.abs(model - np.arange(len(log_ratios)) / len(log_ratios)).max())
+
+
+def _search(values: Array, candidates: npt.NDArray[np.int64]) -> TailFit:
+    """The candidate threshold with the smallest distance; of equal ones the lowest threshold.
+
+    A candidate's distance is the largest of its deviations, so a few of them bound it from below; only candidates whose
+    bound does not exceed a distance already found are worked out in full.
+    """
+    # of equal values the first is the threshold: the tail is all that is not below it
+    candidates = candidates[(candidates == 0) | (values[candidates] > values[candidates - 1])]
+    candidates = candidates[values[candidates] < values[-1]]
+    if len(candidates) == 0:
+        raise TailError("all eigenvalues that could be the threshold are equal: alpha is undefined")
+    logs = np.log(values / values[-1])
+    num_tails = len(values) - candidates
+    log_sums = np.cumsum(logs[::-1])[::-1][candidates] - num_tails * logs[candidates]
+    slopes = num_tails / log_sums  # alpha - 1
+
+    def deviations(rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Array:
+        start, num_tail = candidates[rows, None], num_tails[rows, None]
+        ratios = logs[np.minimum(start + offsets, len(logs) - 1)] - logs[start]
+        model = -np.expm1(ratios * -slopes[rows, None])
+        # beyond the end a row repeats its last value
+        return np.asarray(np.abs(model - np.minimum(offsets, num_tail - 1) / num_tail).max(axis=1))
+
+    every = np.arange(len(candidates))
+    probes = (num_tails[:, None] - 1) * np.linspace(0, 1, _NUM_PROBES)
+    bounds = np.concatenate(
+        [
+            deviations(rows, probes[rows].astype(np.int64))
+            for rows in np.array_split(every, 1 + len(every) * _NUM_PROBES // _BLOCK_SIZE)
+        ]
+    )
+    distances = np.full(len(candidates), np.inf)
+    order = np.argsort(bounds, kind="stable")
+    block = max(1, _BLOCK_SIZE // len(values))
+    for first in range(0, len(order), block):
+        rows = np.sort(order[first : first + block])
+        rows = rows[bounds[rows] <= distances.min() + 1e-12]
+        if len(rows) == 0:
+            break
+        distances[rows] = deviations(rows, np.arange(num_tails[rows].max())[None, :])
+    best = int(distances.argmin())
+    xmin = values[candidates[best]]
+    return TailFit(float(1 + slopes[best]), float(xmin), float(distances[best]), int(num_tails[best]))

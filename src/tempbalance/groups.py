@@ -1,0 +1,154 @@
+"""Layers to optimizer param groups, each labelled with its layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
+
+from tempbalance.layers import find_layers, owners
+from tempbalance.wrappers import unwrap
+
+LABEL = "layer"
+
+# How torch's schedulers keep what they know about each group.
+_PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
+_KNOWN = (
+    lr_scheduler.LambdaLR,
+    lr_scheduler.MultiplicativeLR,
+    lr_scheduler.StepLR,
+    lr_scheduler.MultiStepLR,
+    lr_scheduler.ConstantLR,
+    lr_scheduler.LinearLR,
+    lr_scheduler.ExponentialLR,
+    lr_scheduler.PolynomialLR,
+    lr_scheduler.CosineAnnealingLR,
+    lr_scheduler.CosineAnnealingWarmRestarts,
+    lr_scheduler.CyclicLR,
+    lr_scheduler.OneCycleLR,
+    lr_scheduler.ReduceLROnPlateau,
+    lr_scheduler.SequentialLR,
+    lr_scheduler.ChainedScheduler,
+    SWALR,
+)
+
+Group = dict[str, Any]
+
+
+def param_groups(model: nn.Module, groups: Iterable[Any] | None = None) -> list[Group]:
+    """One param group per layer, labelled ``layer``, with its followers, and one for the rest.
+
+    Args:
+        model: The model; wrappers such as DDP and torch.compile are looked through.
+        groups: What would be given to the optimizer otherwise: parameters, named parameters, or param groups. Each is
+            split and keeps its options; parameters outside them stay outside. Without it, all trainable parameters.
+
+    Raises:
+        ValueError: If a group uses the key ``layer`` for something else.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        >>> [(group["layer"], len(group["params"])) for group in param_groups(model)]
+        [('0', 4), ('2', 2)]
+    """
+    owner = owners(find_layers(model))
+    if groups is None:
+        groups = [{"params": [each for each in unwrap(model).parameters() if each.requires_grad]}]
+    groups = list(groups)
+    if not any(isinstance(group, dict) for group in groups):
+        groups = [{"params": groups}]
+    return [part for group in groups for part in _split(group, owner)]
+
+
+def split_param_groups(
+    optimizer: torch.optim.Optimizer, model: nn.Module, *, schedulers: Sequence[lr_scheduler.LRScheduler] = ()
+) -> None:
+    """Split the param groups of an existing optimizer by layer, in place, in the middle of training too.
+
+    The optimizer's state stays with its parameters. All is checked before anything is changed.
+
+    Args:
+        optimizer: Any optimizer with param groups.
+        model: The model; wrappers are looked through.
+        schedulers: Those already built on the optimizer, whose per-group lists are extended, nested ones too.
+
+    Raises:
+        TypeError: If a scheduler's type is not one of torch's, so that its lists are not known, or the optimizer allows
+            one group only.
+        ValueError: If a scheduler belongs to another optimizer, has not as many entries as there are groups, or a group
+            uses the key ``layer`` for something else.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("LBFGS trains all parameters at one rate: its group cannot be split")
+    groups = optimizer.param_groups
+    every = flatten(schedulers)
+    for scheduler in every:
+        _check_scheduler(scheduler, optimizer)
+    owner = owners(find_layers(model))
+    split = [_split(group, owner) for group in groups]
+    origin = [index for index, parts in enumerate(split) for _ in parts]
+    groups[:] = [part for parts in split for part in parts]
+    for scheduler in every:
+        for key in _PER_GROUP:
+            if isinstance(values := scheduler.__dict__.get(key), list):
+                setattr(scheduler, key, [copy_value(values[index]) for index in origin])
+
+
+def copy_value(value: Any) -> Any:
+    """A group's option for another group: torch shares one Tensor rate among all groups, which then move as one."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _split(group: Group, owner: dict[nn.Parameter, str]) -> list[Group]:
+    """The groups that one group becomes: its layers in the order of its parameters, then the rest."""
+    params = group["params"]
+    params = [params] if isinstance(params, Tensor) else list(params)
+    names = group.get("param_names", [None] * len(params))
+    members: dict[str | None, list[tuple[Any, Any]]] = {}
+    for param, name in zip(params, names, strict=True):
+        tensor = param[1] if isinstance(param, tuple) else param
+        members.setdefault(owner.get(tensor), []).append((param, name))
+    rest = members.pop(None, None)
+    if rest is not None or not members:
+        members[None] = rest or []
+    if LABEL in group and list(members) != [group[LABEL]]:
+        raise ValueError(
+            f"param group with key {LABEL!r}: {group[LABEL]!r} holds parameters of layers {list(members)}: "
+            f"{LABEL!r} must name the one layer that the group belongs to"
+        )
+    parts = []
+    for label, pairs in members.items():
+        part = {key: copy_value(value) for key, value in group.items()}
+        part["params"] = [param for param, _ in pairs]
+        if "param_names" in group:
+            part["param_names"] = [name for _, name in pairs]
+        if label is not None:
+            part[LABEL] = label
+        parts.append(part)
+    return parts
+
+
+def flatten(schedulers: Iterable[Any]) -> list[Any]:
+    """Schedulers with those inside them."""
+    return [each for one in schedulers if one is not None for each in [one, *flatten(getattr(one, "_schedulers", ()))]]
+
+
+def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    if type(scheduler) not in _KNOWN:
+        raise TypeError(
+            f"{type(scheduler).__name__} is not a scheduler of torch, so what it keeps per group is not known: "
+            "split the optimizer first, then build it"
+        )
+    if scheduler.optimizer is not optimizer:
+        raise ValueError(f"{type(scheduler).__name__} belongs to another optimizer")
+    num_groups = len(optimizer.param_groups)
+    for key in _PER_GROUP:
+        values = scheduler.__dict__.get(key)
+        if isinstance(values, list) and len(values) != num_groups:
+            raise ValueError(
+                f"{type(scheduler).__name__}.{key} has {len(values)} entries, the optimizer {num_groups} groups"
+            )

@@ -1,0 +1,304 @@
+"""A model's layers: the weights that are scored, and the parameters that follow them.
+
+Names are those of the bare model, in the order in which its modules are registered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter, is_lazy
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from tempbalance.core.matrices import Cut, cut_convolution, cut_fused, cut_matrix, cut_stack
+from tempbalance.errors import WeightError
+from tempbalance.lora import base_of, has_lora, merged_weight
+from tempbalance.wrappers import unwrap
+
+_BIAS = re.compile(r"(^|_)bias")
+_EMBEDDING = re.compile(r"(^|_)(pos|position|positional|cls|class|tokens?|embed|embeds|embeddings?)(_|$)")
+_GATES = {"LSTM": "ifgo", "GRU": "rzn"}
+
+
+@dataclass(eq=False)
+class Layer:
+    """A named weight with the parameters that train at its rate.
+
+    Attributes:
+        name: The module's name in the bare model, or the parameter's where a module has several weights.
+        shape: Of the weight; empty while it is lazy.
+        load: Gives the weight as it is now; under LoRA, pruning or a parametrization, as it is applied.
+        parameters: What the weight is made of.
+        followers: Biases, and the normalisation that the layer feeds.
+        cut: Cuts the weight into parts.
+        out_dim: Which dimension of the weight is its output, for cutting a fused one.
+        widths: The numbers of outputs by which a following normalisation is recognised.
+        left_out: Why the weight is never scored (an embedding, tied to another layer); empty if it can be.
+        bare: Whether it is a parameter of a module of no known kind.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    load: Callable[[], Tensor]
+    parameters: list[Parameter]
+    cut: Cut
+    out_dim: int = 0
+    widths: tuple[int, ...] = ()
+    followers: list[Parameter] = field(default_factory=list)
+    left_out: str = ""
+    bare: bool = False
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether the layer looks tokens or positions up."""
+        return self.left_out.startswith("embedding")
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing of the weight is trained."""
+        return not any(parameter.requires_grad for parameter in self.parameters)
+
+    def weight(self) -> Tensor:
+        """The weight as it is now, without its graph.
+
+        Raises:
+            WeightError: If the weight is lazy and not initialised.
+        """
+        if any(is_lazy(parameter) for parameter in self.parameters):
+            raise WeightError("is not initialised yet: run the model once on a batch first")
+        return self.load().detach()
+
+
+@dataclass(eq=False)
+class _Norm:
+    name: str
+    parameters: list[Parameter]
+    widths: tuple[int, ...]
+
+
+def find_layers(model: nn.Module) -> list[Layer]:
+    """The layers of a model, in the order its modules are registered.
+
+    Layers are Linear, convolutions (transposed, grouped and depthwise ones too), recurrent and attention weights, the
+    ``Conv1D`` of GPT-2, stacked experts, and any other parameter of two or more dimensions; embeddings, and weights
+    tied to an earlier layer's, are listed with the reason why they are left out.
+
+    Args:
+        model: Any module; wrappers such as DataParallel, DDP and torch.compile are looked through.
+    """
+    found = list(_visit("", model, set()))
+    _attach_norms(found)
+    layers = [each for each in found if isinstance(each, Layer)]
+    _mark_tied(layers)
+    return layers
+
+
+def owners(layers: Iterable[Layer]) -> dict[Parameter, str]:
+    """The layer at whose rate each parameter trains; parameters that train at the base rate are not in it."""
+    found: dict[Parameter, str] = {}
+    for layer in layers:
+        if not layer.left_out:
+            for parameter in [*layer.parameters, *layer.followers]:
+                found.setdefault(parameter, layer.name)
+    for layer in layers:  # the bias of a tied layer goes with the weight it is tied to
+        for parameter in layer.followers if layer.left_out and not layer.is_embedding else ():
+            found.setdefault(parameter, found[layer.parameters[0]])
+    return found
+
+
+def _visit(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Layer | _Norm]:
+    """What a module and the modules in it hold; a module that is registered twice counts once."""
+    module = unwrap(module)
+    if module in seen:
+        return
+    seen.add(module)
+    if has_lora(module):
+        seen.update(module.modules())
+        yield from _lora(name, module)
+        return
+    yield from _own(name, module)
+    for child_name, child in module._modules.items():
+        if child is not None and not (child_name == "parametrizations" and parametrize.is_parametrized(module)):
+            yield from _visit(_join(name, child_name), child, seen)
+
+
+def _join(*names: str) -> str:
+    return ".".join(name for name in names if name)
+
+
+def _own(name: str, module: nn.Module) -> Iterator[Layer | _Norm]:
+    """What a module holds itself."""
+    tensors = _tensors(module)
+    if _is_norm(module, tensors):
+        parameters = [parameter for _, made_of in tensors.values() for parameter in made_of]
+        shapes = [tuple(parameter.shape) for parameter in parameters if not is_lazy(parameter)]
+        yield _Norm(name, parameters, tuple({size for shape in shapes for size in shape}))
+        return
+    layers = {}
+    for key, (load, made_of) in tensors.items():
+        if (layer := _layer(module, key, load, made_of)) is not None:
+            layer.name = name if key == "weight" and name else _join(name, key)
+            layers[key] = layer
+    for key, (_, made_of) in tensors.items():
+        if key not in layers and (key_followed := _followed(key, module, list(layers))) is not None:
+            layers[key_followed].followers.extend(made_of)
+    yield from layers.values()
+
+
+_Tensors = dict[str, tuple[Callable[[], Tensor], list[Parameter]]]
+
+
+def _tensors(module: nn.Module) -> _Tensors:
+    """What a module's own weights and biases are called, how to get them as they are applied, what they are made of."""
+    found: _Tensors = {}
+    inner: set[str] = set()
+    made_of: tuple[str, ...]
+    for hook in module._forward_pre_hooks.values():  # the older forms, which replace `weight` before each forward pass
+        if isinstance(hook, WeightNorm):
+            key, made_of = hook.name, (f"{hook.name}_g", f"{hook.name}_v")
+            load = partial(hook.compute_weight, module)
+        elif isinstance(hook, SpectralNorm):
+            key, made_of = hook.name, (f"{hook.name}_orig",)
+            load = partial(hook.compute_weight, module, do_power_iteration=False)
+        elif isinstance(hook, prune.BasePruningMethod):
+            key, made_of = hook._tensor_name, (f"{hook._tensor_name}_orig",)
+            load = partial(hook.apply_mask, module)
+        else:
+            continue
+        found[key] = load, [parameter for each in made_of if (parameter := module._parameters.get(each)) is not None]
+        inner.update(made_of)
+    if parametrize.is_parametrized(module):
+        for key, parametrization in module.parametrizations.items():  # type: ignore[union-attr, operator]
+            found[key] = partial(_without_side_effects, parametrization), list(parametrization.parameters())
+    for key, parameter in module._parameters.items():
+        if parameter is not None and key not in inner:
+            found[key] = partial(getattr, module, key), [parameter]
+    return {key: (load, made_of) for key, (load, made_of) in found.items() if made_of}
+
+
+def _without_side_effects(parametrization: nn.Module) -> Tensor:
+    """Apply a parametrization in evaluation mode: in training mode spectral_norm moves its own estimate on."""
+    was_training = parametrization.training
+    try:
+        parametrization.train(False)
+        weight: Tensor = parametrization()
+        return weight
+    finally:
+        parametrization.train(was_training)
+
+
+def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: list[Parameter]) -> Layer | None:
+    """A layer, still without its name, if the tensor is a weight."""
+    lazy = any(is_lazy(parameter) for parameter in made_of)
+    shape = () if lazy else tuple(load().shape)
+    make = partial(Layer, "", shape, load, made_of)
+    if isinstance(module, nn.Linear) and key == "weight":
+        return make(cut_matrix, widths=(module.out_features,))
+    if isinstance(module, nn.modules.conv._ConvNd) and key == "weight":
+        return make(partial(cut_convolution, groups=module.groups), widths=(module.out_channels,))
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase) and key.startswith("weight_"):
+        kind = module.mode if isinstance(module, nn.RNNBase) else type(module).__name__.removesuffix("Cell")
+        gates = "" if key.startswith("weight_hr") else _GATES.get(kind, "")
+        cut = partial(cut_fused, sizes=len(gates), names=list(gates)) if gates else cut_matrix
+        width = int(getattr(module, "proj_size", 0) or module.hidden_size)
+        return make(cut, widths=(2 * width if getattr(module, "bidirectional", False) else width,))
+    if isinstance(module, nn.MultiheadAttention) and key == "in_proj_weight":
+        return make(partial(cut_fused, sizes=3, names=["q", "k", "v"]))
+    if _is_embedding(module) and key == "weight":
+        return make(cut_matrix, left_out="embedding")
+    if _BIAS.search(key) or len(shape) < 2:
+        return None
+    if _EMBEDDING.search(key) or (len(shape) == 3 and shape[0] == 1):
+        return make(cut_matrix, left_out="embedding", bare=True)
+    if any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and key == "weight":
+        return make(cut_matrix, out_dim=1, widths=(shape[1],))
+    cut = cut_matrix if len(shape) == 2 else cut_stack if len(shape) == 3 else cut_convolution
+    return make(cut, widths=shape[:1] if len(shape) != 3 else shape[1:], bare=True)
+
+
+def _lora(name: str, module: nn.Module) -> Iterator[Layer]:
+    """The one layer of a module with low-rank adapters, which follow the merged weight."""
+    base = base_of(module)
+    assert base is not None
+    base = unwrap(base)
+    load, made_of = _tensors(base)["weight"]
+    layer = _layer(base, "weight", load, made_of)
+    if layer is None:
+        return
+    layer.name = name or "weight"
+    layer.load = lambda: merged_weight(module, load())
+    layer.parameters = [*made_of, *(each for each in module.parameters() if not any(each is one for one in made_of))]
+    yield layer
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
+
+
+def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:
+    """Torch's normalisations, and others' by name: vectors only, in a class called something with Norm."""
+    if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
+        return True
+    vectors = [each for _, made_of in tensors.values() for each in made_of]
+    return (
+        "norm" in type(module).__name__.lower()
+        and bool(vectors)
+        and all(is_lazy(each) or each.dim() <= 1 for each in vectors)
+    )
+
+
+def _followed(key: str, module: nn.Module, weights: list[str]) -> str | None:
+    """Which of a module's weights a bias or other parameter goes with."""
+    if not weights or (module._modules and not _BIAS.search(key)):
+        return None
+    stem = _stem(key)
+    return next((weight for weight in weights if _stem(weight) == stem), weights[0])
+
+
+def _stem(key: str) -> str:
+    return re.sub(r"bias|weight", "", key).strip("_")
+
+
+def _attach_norms(found: list[Layer | _Norm]) -> None:
+    """Let each normalisation follow the layer that feeds it: the latest one before it with as many outputs.
+
+    Where several normalisations of one module stand together behind its layers, as in nn.TransformerEncoderLayer, the
+    last follows the latest such layer, the one before it the next earlier that has no normalisation yet, and so on.
+    """
+    layers: list[Layer] = []
+    num_fed = 0  # the layers up to here have their normalisations
+    for parent, run in groupby(found, lambda each: each.name.rpartition(".")[0] if isinstance(each, _Norm) else None):
+        if parent is None:
+            layers.extend(each for each in run if isinstance(each, Layer))
+            continue
+        end, fed = len(layers), num_fed
+        for norm in reversed([each for each in run if isinstance(each, _Norm)]):
+            matching = [i for i, layer in enumerate(layers) if set(layer.widths) & set(norm.widths)]
+            if not matching:
+                continue
+            free = [i for i in matching if num_fed <= i < end]
+            index = (free or matching)[-1]
+            end = index if free else end
+            layers[index].followers.extend(norm.parameters)
+            fed = max(fed, index + 1)
+        num_fed = fed
+
+
+def _mark_tied(layers: list[Layer]) -> None:
+    """Score a weight once: by its first name, or by that of the head where it is tied to an embedding."""
+    first: dict[Parameter, Layer] = {}
+    for layer in [*(each for each in layers if not each.is_embedding), *(each for each in layers if each.is_embedding)]:
+        key = layer.parameters[0]
+        if key not in first:
+            first[key] = layer
+        elif layer.is_embedding:
+            layer.left_out = f"embedding, tied to {first[key].name!r}"
+        else:
+            layer.left_out = f"tied to {first[key].name!r}"

@@ -1,0 +1,379 @@
+"""TempBalance: the base schedule's rate times the scale of each group's own layer."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
+
+from tempbalance.core.assign import AssignmentFunction, AssignmentName, ScaleRange, assign, check_assignment
+from tempbalance.core.score import ScoreFunction, ScoreName
+from tempbalance.core.tail import TailName
+from tempbalance.groups import LABEL, flatten
+from tempbalance.layers import find_layers, owners
+from tempbalance.scoring import Scoring, TailFunction, score_layers
+from tempbalance.table import LayerRow, LayerTable
+from tempbalance.wrappers import unwrap
+
+Rate = float | Tensor
+
+_OUTERMOST = (
+    "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`, "
+    "TempBalance(optimizer, model, schedule), and step only TempBalance"
+)
+_DRIVEN = ("momentum", "betas")  # what OneCycleLR and CyclicLR write besides the rate
+
+
+class TempBalance(LRScheduler):
+    """Train each layer at the base rate times a scale that its weight's spectrum asks for (Algorithm 1).
+
+    Layers are scored on construction and then every ``interval`` calls of `step`; layers with a larger score get a
+    larger rate. Call `step` where the base schedule would be stepped, and nothing else steps that.
+
+    Args:
+        optimizer: Built from `param_groups`, or prepared by `split_param_groups`. Groups without a label keep scale 1.
+        model: The model whose layers are ranked, whichever optimizer holds them; wrappers are looked through.
+        schedule: Any scheduler of torch on the same optimizer, or none for constant base rates.
+        scale_range: Smallest and largest scale; the paper's (0.5, 1.5).
+        tail: How a spectrum's tail is fitted: ``median`` (the paper), ``goodness_of_fit``, ``peak``, or a function from
+            eigenvalues, ascending, to a `TailFit`.
+        tail_fraction: With ``median``, the fraction of eigenvalues in the tail; the paper's 1/2.
+        score: What layers are ranked by: ``alpha`` (the paper), ``alpha_weighted``, ``log_alpha_norm``,
+            ``spectral_norm``, ``stable_rank``, ``frobenius_norm``, ``entropy``, or a function of eigenvalues and fit.
+        assignment: From scores to scales: ``linear`` (the paper, Eq. 2), ``sqrt``, ``log2``, ``step``, or a function of
+            scores by layer and the scale range.
+        interval: Calls of `step` between scorings.
+        start: Calls of `step` before the first scoring; scales are 1 until then.
+        score_first: Whether the first layer is scored; an input embedding counts as the first. The authors' code leaves
+            it out, Algorithm 1 does not.
+        score_last: Whether the last layer is scored, likewise.
+        min_eigenvalues: Layers, and parts of layers, with fewer are left out; the authors' code uses 50.
+        exclude: Name patterns, as in a shell, of layers to leave out.
+        fused: Name patterns of weights that hold several projections side by side, with their number or their sizes:
+            ``{"*.qkv": 3}``.
+
+    Raises:
+        ValueError, TypeError: If an option is out of range, or optimizer, model and schedule do not belong together.
+        TempBalanceError: If a weight has no spectrum (NaN, Inf, meta, lazy, complex, integer, sparse); it names the
+            layer.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        schedule: LRScheduler | None = None,
+        *,
+        scale_range: ScaleRange = (0.5, 1.5),
+        tail: TailName | TailFunction = "median",
+        tail_fraction: float = 0.5,
+        score: ScoreName | ScoreFunction = "alpha",
+        assignment: AssignmentName | AssignmentFunction = "linear",
+        interval: int = 1,
+        start: int = 0,
+        score_first: bool = False,
+        score_last: bool = False,
+        min_eigenvalues: int = 50,
+        exclude: Sequence[str] = (),
+        fused: Mapping[str, int | Sequence[int]] | None = None,
+    ) -> None:
+        check_assignment(assignment, scale_range)
+        _check_count("interval", interval, 1)
+        _check_count("start", start, 0)
+        _check_count("min_eigenvalues", min_eigenvalues, 3)
+        self.scoring = Scoring(
+            tail, tail_fraction, score, score_first, score_last, min_eigenvalues, tuple(exclude), dict(fused or {})
+        )
+        self.assignment: AssignmentName | AssignmentFunction = assignment
+        self.scale_range = scale_range
+        self.interval, self.start = interval, start
+        _check_belonging(optimizer, model, schedule)
+        self.model = unwrap(model)
+        self.schedule = schedule
+        self.last_scores: dict[str, float] = {}
+        self.last_scales: dict[str, float] = {}
+        self._rows: list[LayerRow] = []
+        self._calls = -1
+        self._is_retired = False
+        scored = self._score() if start == 0 else None  # before anything is written
+        _take_over(optimizer, self)
+        self._rates = _read_rates(optimizer)
+        self._schedule_epoch = getattr(schedule, "last_epoch", None)
+        if scored:
+            self._keep(scored)
+        super().__init__(optimizer)  # writes the rates
+
+    @property
+    def last_epoch(self) -> int:
+        """How often `step` was called."""
+        return self._calls
+
+    @last_epoch.setter
+    def last_epoch(self, value: int) -> None:
+        if value < self._calls:  # SequentialLR winds the schedulers that it is given back
+            raise RuntimeError(_OUTERMOST)
+        self._calls = value
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the base schedule, score the layers if that is due, and write the rates.
+
+        Args:
+            *args: What the base schedule's ``step`` takes, such as ReduceLROnPlateau's metrics.
+            **kwargs: The same by name.
+
+        Raises:
+            TempBalanceError: If a weight has become NaN or infinite; nothing has moved then.
+        """
+        if isinstance(sys._getframe(1).f_locals.get("self"), ChainedScheduler | SequentialLR):
+            raise RuntimeError(_OUTERMOST)
+        if self._is_initial:
+            super().step()
+            return
+        self._check_step(args, kwargs)
+        calls = self.last_epoch + 1
+        is_due = calls >= self.start and (calls - self.start) % self.interval == 0
+        scored = self._score() if is_due else None
+        if self.schedule is not None:
+            self._step_schedule(self.schedule, args, kwargs)
+        if scored:
+            self._keep(scored)
+        if self.schedule is None:
+            super().step()  # warns if the optimizer has not stepped yet, which a schedule does too
+        else:
+            self._step_count += 1
+            self._update_lr()
+
+    def get_lr(self) -> list[Rate]:
+        """The schedule's rate times the scale of each group's own layer."""
+        groups = self.optimizer.param_groups
+        self._rates += _read_rates(self.optimizer)[len(self._rates) :]  # groups added since
+        return [
+            rate * self.last_scales.get(group.get(LABEL, ""), 1.0)
+            for rate, group in zip(self._rates, groups, strict=True)
+        ]
+
+    def rescore(self) -> None:
+        """Score the layers now, whatever ``interval`` and ``start`` say, and write the rates.
+
+        Raises:
+            TempBalanceError: If a weight has no spectrum; nothing has moved then.
+        """
+        self._check_active()
+        self._keep(self._score())
+        self._write_rates()
+
+    def table(self) -> LayerTable:
+        """What the last scoring found for each layer, and why the others were left out."""
+        unscored = (LayerRow(layer.name, layer.shape, reason="not scored yet") for layer in find_layers(self.model))
+        return LayerTable(self._rows or list(unscored))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and tensors, which load with ``weights_only=True``; callables are left out."""
+        options = {
+            "scale_range": list(self.scale_range),
+            "assignment": self.assignment,
+            "interval": self.interval,
+            "start": self.start,
+            "scoring": {each.name: getattr(self.scoring, each.name) for each in fields(self.scoring)},
+        }
+        state: dict[str, Any] = _plain(
+            {
+                "version": 1,
+                "last_epoch": self.last_epoch,
+                "step_count": self._step_count,
+                "options": options,
+                "groups": _labels(self.optimizer),
+                "rates": self._rates,
+                "base_lrs": self.base_lrs,
+                "driven": [{key: group.get(key) for key in self._driven()} for group in self.optimizer.param_groups],
+                "rows": [row.to_dict() for row in self._rows],
+                "scores": self.last_scores,
+                "scales": self.last_scales,
+                "schedule_type": _schedule_type(self.schedule),
+                "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+            }
+        )
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a state was saved, and write its rates.
+
+        Options come from the state, as with torch's schedulers; callables stay those this scheduler was built with.
+
+        Args:
+            state_dict: From `state_dict`.
+
+        Raises:
+            ValueError: If the state belongs to other groups or another kind of schedule; nothing has changed then.
+        """
+        self._check_active()
+        state = copy.deepcopy(state_dict)
+        _check_state(state, self.optimizer, self.schedule)
+        options = state["options"]
+        self.scale_range = tuple(options["scale_range"])
+        self.assignment = options["assignment"] or self.assignment
+        self.interval, self.start = options["interval"], options["start"]
+        scoring = {key: value for key, value in options["scoring"].items() if value is not None}
+        self.scoring = replace(self.scoring, **{**scoring, "exclude": tuple(scoring["exclude"])})
+        self._calls, self._step_count = state["last_epoch"], state["step_count"]
+        self._rates, self.base_lrs = state["rates"], state["base_lrs"]
+        self._rows = [LayerRow.from_dict(row) for row in state["rows"]]
+        self.last_scores, self.last_scales = state["scores"], state["scales"]
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+            self._schedule_epoch = getattr(self.schedule, "last_epoch", None)
+        for group, driven in zip(self.optimizer.param_groups, state["driven"], strict=True):
+            group.update({key: tuple(value) if key == "betas" else value for key, value in driven.items()})
+        self._write_rates()
+
+    def _score(self) -> list[LayerRow]:
+        """Rows with their scales, without changing anything."""
+        rows = score_layers(find_layers(self.model), self.scoring)
+        scores = {row.name: row.score for row in rows if row.score is not None}
+        scales = assign(scores, assignment=self.assignment, scale_range=self.scale_range)
+        return [replace(row, scale=scales.get(row.name, 1.0)) for row in rows]
+
+    def _keep(self, rows: list[LayerRow]) -> None:
+        self.last_scores = {row.name: row.score for row in rows if row.score is not None}
+        self.last_scales = {row.name: row.scale for row in rows if row.score is not None}
+        if not self.last_scores and not self._rows:
+            reasons = "; ".join(sorted({row.reason for row in rows})) or "the model has no layers"
+            warnings.warn(f"TempBalance: no layer is scored ({reasons}): all train at the base rate", stacklevel=4)
+        self._rows = rows
+
+    def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Step the schedule on its own rates: many go on from a group's present one, and scales must not compound."""
+        _write(self.optimizer, self._rates)
+        try:
+            schedule.step(*args, **kwargs)
+        except BaseException:
+            self._write_rates()
+            raise
+        self._rates = _read_rates(self.optimizer)
+        self._schedule_epoch = getattr(schedule, "last_epoch", None)
+
+    def _write_rates(self) -> None:
+        _write(self.optimizer, self.get_lr())
+        self._last_lr = _read_rates(self.optimizer)
+
+    def _check_active(self) -> None:
+        if self._is_retired:
+            raise RuntimeError("another TempBalance was built on this optimizer and has taken over: use that one")
+
+    def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._check_active()
+        if isinstance(self.schedule, ReduceLROnPlateau) and not args and "metrics" not in kwargs:
+            raise TypeError("step() needs the metric that ReduceLROnPlateau watches: scheduler.step(metrics)")
+        if self.schedule is None and (args or kwargs):
+            raise TypeError(f"step() takes no arguments without a schedule, got {(*args, *kwargs)}")
+        if getattr(self.schedule, "last_epoch", None) != self._schedule_epoch:
+            raise RuntimeError("something else stepped the schedule: TempBalance steps it, and nothing else may")
+
+    def _driven(self) -> tuple[str, ...]:
+        """What the schedule writes into the groups besides the rate."""
+        cycles = any(getattr(each, "cycle_momentum", False) for each in flatten([self.schedule]))
+        return tuple(key for key in _DRIVEN if cycles and key in self.optimizer.defaults)
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _check_belonging(optimizer: Optimizer, model: nn.Module, schedule: LRScheduler | None) -> None:
+    """Refuse an optimizer, a model and a schedule that do not belong together."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    owner = owners(find_layers(model))
+    labels = {group[LABEL] for group in optimizer.param_groups if LABEL in group}
+    if not labels and any(each in owner for group in optimizer.param_groups for each in group["params"]):
+        raise ValueError(
+            "no param group is labelled with its layer: build the optimizer from tempbalance.param_groups(model), "
+            "or call tempbalance.split_param_groups(optimizer, model) first"
+        )
+    for group in optimizer.param_groups:
+        if LABEL in group and any(owner.get(each) != group[LABEL] for each in group["params"]):
+            raise ValueError(f"the param group of layer {group[LABEL]!r} holds parameters that are not this model's")
+    if schedule is None:
+        return
+    if isinstance(schedule, TempBalance) or not isinstance(schedule, LRScheduler):
+        raise TypeError(f"schedule must be a scheduler of torch, got {type(schedule).__name__}")
+    for each in flatten([schedule]):
+        if each.optimizer is not optimizer:
+            raise ValueError(f"schedule {type(each).__name__} belongs to another optimizer")
+        if len(getattr(each, "base_lrs", optimizer.param_groups)) != len(optimizer.param_groups):
+            raise ValueError(
+                f"schedule {type(each).__name__} was built for {len(each.base_lrs)} param groups, the optimizer has "
+                f"{len(optimizer.param_groups)}: split first, or split_param_groups(..., schedulers=[schedule])"
+            )
+
+
+def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> None:
+    """Give each group a Tensor rate of its own, and put back the rates that an earlier TempBalance has scaled."""
+    earlier = getattr(optimizer, "_tempbalance", lambda: None)()
+    if earlier is not None:
+        _write(optimizer, earlier._rates)
+        earlier._is_retired = True
+    optimizer._tempbalance = weakref.ref(scheduler)  # type: ignore[attr-defined]
+    shared = [optimizer.defaults.get("lr")]
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor) and any(group["lr"] is each for each in shared):
+            group["lr"] = group["lr"].clone()
+        shared.append(group["lr"])
+
+
+def _read_rates(optimizer: Optimizer) -> list[Rate]:
+    return [
+        rate.clone() if isinstance(rate := group["lr"], Tensor) else float(rate) for group in optimizer.param_groups
+    ]
+
+
+def _write(optimizer: Optimizer, rates: Sequence[Rate]) -> None:
+    """Set the rates; a Tensor one in place."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].copy_(rate) if isinstance(rate, Tensor) else group["lr"].fill_(rate)
+        else:
+            group["lr"] = float(rate)
+
+
+def _labels(optimizer: Optimizer) -> list[str | None]:
+    return [group.get(LABEL) for group in optimizer.param_groups]
+
+
+def _schedule_type(schedule: LRScheduler | None) -> str | None:
+    return None if schedule is None else type(schedule).__name__
+
+
+def _check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> None:
+    if state.get("version") != 1:
+        raise ValueError(f"not a state of TempBalance that this version reads: version {state.get('version')!r}")
+    if state["groups"] != _labels(optimizer):
+        raise ValueError(f"the state has param groups {state['groups']}, the optimizer {_labels(optimizer)}")
+    if state["schedule_type"] != _schedule_type(schedule):
+        raise ValueError(f"the state has schedule {state['schedule_type']}, this scheduler {_schedule_type(schedule)}")
+
+
+def _plain(value: Any) -> Any:
+    """A copy made of what ``weights_only=True`` loads: numpy's numbers as Python's, callables as ``None``."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        items = {key: _plain(each) for key, each in value.items()}
+        return items if type(value) is dict else copy.copy(value) if not items else type(value)(items)  # type: ignore[call-arg]
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(each) for each in value)
+    return None if callable(value) else value

@@ -1,0 +1,234 @@
+"""Layers to rows: which are scored and which left out, their spectra, fits and scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from tempbalance.core.matrices import Cut, Part, cut_fused
+from tempbalance.core.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
+from tempbalance.core.spectrum import DOUBT, Spectrum, check_weight, spectra
+from tempbalance.core.tail import TailFit, TailName, check_tail, fit_tail
+from tempbalance.errors import TailError, TempBalanceError
+from tempbalance.layers import Layer
+from tempbalance.table import LayerRow, PartRow
+
+TailFunction = Callable[[Tensor], TailFit]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How layers are scored: the options of `TempBalance` that say so, described there."""
+
+    tail: TailName | TailFunction = "median"
+    tail_fraction: float = 0.5
+    score: ScoreName | ScoreFunction = "alpha"
+    score_first: bool = False
+    score_last: bool = False
+    min_eigenvalues: int = 50
+    exclude: Sequence[str] = ()
+    fused: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_tail(self.tail, self.tail_fraction)
+        check_score(self.score)
+        if self.min_eigenvalues < 3:
+            raise ValueError(f"min_eigenvalues must be at least 3, got {self.min_eigenvalues!r}")
+        if isinstance(self.exclude, str):
+            raise TypeError(f"exclude must be a list of name patterns, got the string {self.exclude!r}")
+        if not isinstance(self.fused, Mapping):
+            raise TypeError(f"fused must map name patterns to parts, got {self.fused!r}")
+
+
+@dataclass
+class _Job:
+    """One part of a layer on its way through spectrum, fit and score."""
+
+    layer: Layer
+    cut: Cut
+    index: int
+    name: str
+    cost: int
+    num_eigenvalues: int
+    reason: str = ""
+    fit: TailFit | None = None
+    score: float | None = None
+
+    def load(self) -> Part:
+        """The part as it is now.
+
+        Raises:
+            WeightError: If the weight has no spectrum.
+        """
+        weight = self.layer.weight()
+        check_weight(weight)
+        return self.cut(weight)[self.index]
+
+
+def score_layers(layers: Sequence[Layer], scoring: Scoring) -> list[LayerRow]:
+    """A row for each layer: its score, or why it is left out.
+
+    Raises:
+        ValueError: If a pattern of ``fused`` matches no layer.
+        TempBalanceError: If a weight has no spectrum (NaN, meta, complex, ...) or a score is not finite; it names the
+            layer.
+    """
+    for pattern in scoring.fused:
+        if not any(fnmatchcase(layer.name, pattern) for layer in layers):
+            raise ValueError(f"fused pattern {pattern!r} matches no layer, of {[layer.name for layer in layers]}")
+    first, last = ends(layers)
+    reasons = {layer.name: _reason(layer, scoring, layer is first, layer is last) for layer in layers}
+    jobs = {layer.name: _jobs(layer, scoring) for layer in layers if not reasons[layer.name]}
+    _solve([job for each in jobs.values() for job in each if not job.reason], scoring)
+    return [_row(layer, jobs.get(layer.name, []), reasons[layer.name]) for layer in layers]
+
+
+def ends(layers: Sequence[Layer]) -> tuple[Layer | None, Layer | None]:
+    """The first and the last layer; an embedding counts, a parameter outside any known module only among its like."""
+    candidates = [layer for layer in layers if not layer.bare] or layers
+    return (candidates[0], candidates[-1]) if candidates else (None, None)
+
+
+def _reason(layer: Layer, scoring: Scoring, is_first: bool, is_last: bool) -> str:
+    """Why a layer is left out before its weight is looked at; empty if it is not."""
+    pattern = next((each for each in scoring.exclude if fnmatchcase(layer.name, each)), None)
+    if pattern is not None:
+        return f"name matches exclude pattern {pattern!r}"
+    if layer.left_out:
+        return layer.left_out
+    if is_first and not scoring.score_first:
+        return "first layer"
+    if is_last and not scoring.score_last:
+        return "last layer"
+    return "frozen" if layer.is_frozen else ""
+
+
+def _jobs(layer: Layer, scoring: Scoring) -> list[_Job]:
+    """The parts of a layer, known from its shape alone."""
+    sizes = next((each for pattern, each in scoring.fused.items() if fnmatchcase(layer.name, pattern)), None)
+    cut = layer.cut if sizes is None else partial(cut_fused, sizes=sizes, dim=layer.out_dim)
+    jobs = []
+    with _naming(layer):
+        if not layer.shape:
+            layer.weight()
+        for index, part in enumerate(cut(torch.empty(layer.shape, device="meta"))):
+            num_slices, rows, columns = part.slices.shape
+            cost = num_slices * min(rows, columns) ** 2 * max(rows, columns)
+            job = _Job(layer, cut, index, part.name, cost, part.num_eigenvalues)
+            if job.num_eigenvalues < scoring.min_eigenvalues:
+                job.reason = f"{job.num_eigenvalues} eigenvalues, min_eigenvalues is {scoring.min_eigenvalues}"
+            jobs.append(job)
+    return jobs
+
+
+def _solve(jobs: list[_Job], scoring: Scoring) -> None:
+    """Fill in fit and score, or the reason why there are none; what float32 leaves in doubt, in float64."""
+    for double in (False, True):
+        jobs = sorted(jobs, key=lambda job: -job.cost)
+        results = spectra(_loaded(jobs), double=double)
+        doubtful = []
+        for job, spectrum in zip(jobs, results, strict=True):
+            with _naming(job.layer):
+                if isinstance(spectrum, TempBalanceError):
+                    raise spectrum
+                if not _judge(job, spectrum, scoring):
+                    doubtful.append(job)
+        jobs = doubtful
+
+
+def _loaded(jobs: list[_Job]) -> Iterator[Part]:
+    for job in jobs:
+        with _naming(job.layer):
+            part = job.load()
+        yield part
+
+
+def _judge(job: _Job, spectrum: Spectrum, scoring: Scoring) -> bool:
+    """Fit and score a spectrum; false if that has to wait for a more precise one."""
+    try:
+        fit = _fit(spectrum, scoring)
+    except TailError as err:
+        if not spectrum.precise and spectrum.largest > 0:
+            return False
+        job.reason = str(err)
+        if spectrum.largest == 0 or callable(scoring.score) or scoring.score in NEEDS_FIT:
+            return True
+    else:
+        lowest = float(spectrum.values[0]) if scoring.tail == "peak" else spectrum.from_units(fit.xmin)
+        margin = DOUBT * spectrum.largest
+        if not spectrum.precise and (lowest <= margin or spectrum.largest - lowest <= margin):
+            return False
+        job.fit = fit
+    job.reason = ""  # a score that does not look at the tail does not need a fit
+    job.score = compute_score(spectrum.eigenvalues, job.fit, score=scoring.score)
+    return True
+
+
+def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
+    """The tail fit of a spectrum, in the weight's units.
+
+    Raises:
+        TailError: If the spectrum is zero, its tail flat, or its threshold rounding noise.
+    """
+    if spectrum.largest == 0:
+        raise TailError("all eigenvalues are zero")
+    if callable(scoring.tail):
+        fit = scoring.tail(spectrum.eigenvalues)
+        xmin = spectrum.from_units(fit.xmin)
+    else:
+        values = spectrum.values if scoring.tail == "median" else spectrum.significant()
+        if len(values) < scoring.min_eigenvalues:
+            raise TailError(f"rank too low: {len(values)} of {len(spectrum.values)} eigenvalues exceed rounding noise")
+        fit = fit_tail(values, tail=scoring.tail, tail_fraction=scoring.tail_fraction)
+        xmin = fit.xmin
+        fit = replace(fit, xmin=spectrum.in_units(xmin))
+    if xmin <= spectrum.uncertainty(xmin):
+        raise TailError(f"rank too low: the threshold, {xmin / spectrum.largest:.1e} of the largest, is rounding noise")
+    if spectrum.largest - xmin <= spectrum.uncertainty(spectrum.largest):
+        raise TailError("flat tail: its eigenvalues are equal but for rounding")
+    return fit
+
+
+def _row(layer: Layer, jobs: list[_Job], reason: str) -> LayerRow:
+    """A layer's row: the mean of the parts that are scored, or why none is."""
+    scores = [job.score for job in jobs if job.score is not None]
+    fits = [job.fit for job in jobs if job.fit is not None]
+    return LayerRow(
+        layer.name,
+        layer.shape,
+        sum(job.num_eigenvalues for job in jobs),
+        alpha=fmean(fit.alpha for fit in fits) if fits else None,
+        alpha_stderr=math.hypot(*(fit.alpha_stderr for fit in fits)) / len(fits) if fits else None,
+        xmin=fits[0].xmin if len(jobs) == len(fits) == 1 else None,
+        ks=max(fit.ks for fit in fits) if fits else None,
+        num_tail=sum(fit.num_tail for fit in fits) if fits else None,
+        score=fmean(scores) if scores else None,
+        reason=jobs[0].reason if jobs and not scores else reason,
+        parts=tuple(map(_part_row, jobs)) if len(jobs) > 1 else (),
+    )
+
+
+def _part_row(job: _Job) -> PartRow:
+    fit = job.fit
+    if fit is None:
+        return PartRow(job.name, job.num_eigenvalues, score=job.score, reason=job.reason)
+    return PartRow(
+        job.name, job.num_eigenvalues, fit.alpha, fit.alpha_stderr, fit.xmin, fit.ks, fit.num_tail, job.score
+    )
+
+
+@contextmanager
+def _naming(layer: Layer) -> Iterator[None]:
+    """Add the layer to an error, where it is known."""
+    try:
+        yield
+    except TempBalanceError as err:
+        raise type(err)(f"layer {layer.name!r}, weight {layer.shape}: {err}") from err

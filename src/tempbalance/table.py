@@ -1,0 +1,125 @@
+"""What was found out about each layer, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, overload
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """One part of a layer: all of it, or a projection, a gate, an expert.
+
+    Attributes:
+        name: What the part is called; empty if it is all of the layer.
+        num_eigenvalues: Size of its spectrum.
+        alpha, alpha_stderr, xmin, ks, num_tail: Its tail fit, ``None`` if there is none.
+        score: Its score, ``None`` if it is left out.
+        reason: Why it is left out; empty if it is not.
+    """
+
+    name: str
+    num_eigenvalues: int
+    alpha: float | None = None
+    alpha_stderr: float | None = None
+    xmin: float | None = None
+    ks: float | None = None
+    num_tail: int | None = None
+    score: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer.
+
+    Attributes:
+        name: The layer.
+        shape: Of its weight; empty while that is not known.
+        num_eigenvalues: Over all its parts.
+        alpha: Mean over the parts that have a fit; ``None`` if none has.
+        alpha_stderr: The parts' standard errors, combined in quadrature.
+        xmin: Threshold of the fit; ``None`` with several parts.
+        ks: The largest of the parts' distances.
+        num_tail: Tail values, over all parts.
+        score: Mean over the parts; ``None`` if the layer is left out.
+        scale: What multiplies its rate.
+        reason: Why it is left out; empty if it is not.
+        parts: The parts one by one, if there are several.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    num_eigenvalues: int = 0
+    alpha: float | None = None
+    alpha_stderr: float | None = None
+    xmin: float | None = None
+    ks: float | None = None
+    num_tail: int | None = None
+    score: float | None = None
+    scale: float = 1.0
+    reason: str = ""
+    parts: tuple[PartRow, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dictionaries."""
+        return {**asdict(self), "shape": list(self.shape), "parts": [asdict(part) for part in self.parts]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> LayerRow:
+        """The row that `to_dict` gave."""
+        parts = tuple(PartRow(**part) for part in values["parts"])
+        return cls(**{**values, "shape": tuple(values["shape"]), "parts": parts})
+
+
+class LayerTable(Sequence[LayerRow]):
+    """Rows, one a layer, in the model's order; printed as text.
+
+    Example:
+        >>> print(LayerTable([LayerRow("fc", (64, 64), 64, alpha=2.5, score=2.5, scale=1.5)]))
+        layer  shape    alpha  score  scale
+        fc     64 x 64  2.500  2.500  1.500
+    """
+
+    def __init__(self, rows: Sequence[LayerRow]) -> None:
+        self.rows = tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[LayerRow]:
+        return iter(self.rows)
+
+    @overload
+    def __getitem__(self, key: int | str) -> LayerRow: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[LayerRow, ...]: ...
+    def __getitem__(self, key: int | str | slice) -> LayerRow | tuple[LayerRow, ...]:
+        """A row by its position or its layer's name.
+
+        Raises:
+            KeyError: If no layer has the name.
+        """
+        if isinstance(key, str):
+            for row in self.rows:
+                if row.name == key:
+                    return row
+            raise KeyError(f"no layer {key!r}")
+        return self.rows[key]
+
+    def __str__(self) -> str:
+        lines = [("layer", "shape", "alpha", "score", "scale", "")]
+        for row in self.rows:
+            shape = " x ".join(map(str, row.shape))
+            why = f"left out: {row.reason}" if row.reason else ""
+            lines.append((row.name, shape, _number(row.alpha), _number(row.score), _number(row.scale), why))
+        widths = [max(len(line[column]) for line in lines) for column in range(6)]
+        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return f"<LayerTable of {len(self)} layers>"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
