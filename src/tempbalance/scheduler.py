@@ -91,7 +91,7 @@ class TempBalance(LRScheduler):
         _check_count("start", start, 0)
         _check_count("min_eigenvalues", min_eigenvalues, 3)
         self.scoring = Scoring(
-            tail, tail_fraction, score, score_first, score_last, min_eigenvalues, tuple(exclude), dict(fused or {})
+            tail, tail_fraction, score, score_first, score_last, min_eigenvalues, exclude, fused or {}
         )
         self.assignment: AssignmentName | AssignmentFunction = assignment
         self.scale_range = scale_range
@@ -108,9 +108,15 @@ class TempBalance(LRScheduler):
         _take_over(optimizer, self)
         self._rates = _read_rates(optimizer)
         self._schedule_epoch = getattr(schedule, "last_epoch", None)
-        if scored:
+        if scored is not None:
             self._keep(scored)
-        super().__init__(optimizer)  # writes the rates
+        super().__init__(optimizer)
+
+    def _initial_step(self) -> None:
+        """Write the first rates, where torch's schedulers take their first step."""
+        self._calls = 0
+        self._step_count = 1
+        self._write_rates()
 
     @property
     def last_epoch(self) -> int:
@@ -135,22 +141,16 @@ class TempBalance(LRScheduler):
         """
         if isinstance(sys._getframe(1).f_locals.get("self"), ChainedScheduler | SequentialLR):
             raise RuntimeError(_OUTERMOST)
-        if self._is_initial:
-            super().step()
-            return
         self._check_step(args, kwargs)
-        calls = self.last_epoch + 1
-        is_due = calls >= self.start and (calls - self.start) % self.interval == 0
-        scored = self._score() if is_due else None
+        late = self._calls + 1 - self.start
+        scored = self._score() if late >= 0 and late % self.interval == 0 else None
         if self.schedule is not None:
             self._step_schedule(self.schedule, args, kwargs)
-        if scored:
+        if scored is not None:
             self._keep(scored)
-        if self.schedule is None:
-            super().step()  # warns if the optimizer has not stepped yet, which a schedule does too
-        else:
-            self._step_count += 1
-            self._update_lr()
+        self._calls += 1
+        self._step_count += 1
+        self._write_rates()
 
     def get_lr(self) -> list[Rate]:
         """The schedule's rate times the scale of each group's own layer."""
@@ -223,7 +223,7 @@ class TempBalance(LRScheduler):
         self.assignment = options["assignment"] or self.assignment
         self.interval, self.start = options["interval"], options["start"]
         scoring = {key: value for key, value in options["scoring"].items() if value is not None}
-        self.scoring = replace(self.scoring, **{**scoring, "exclude": tuple(scoring["exclude"])})
+        self.scoring = replace(self.scoring, **scoring)
         self._calls, self._step_count = state["last_epoch"], state["step_count"]
         self._rates, self.base_lrs = state["rates"], state["base_lrs"]
         self._rows = [LayerRow.from_dict(row) for row in state["rows"]]
@@ -277,6 +277,8 @@ class TempBalance(LRScheduler):
             raise TypeError(f"step() takes no arguments without a schedule, got {(*args, *kwargs)}")
         if getattr(self.schedule, "last_epoch", None) != self._schedule_epoch:
             raise RuntimeError("something else stepped the schedule: TempBalance steps it, and nothing else may")
+        if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", True):
+            warnings.warn("scheduler.step() was called before optimizer.step(): call it after", stacklevel=3)
 
     def _driven(self) -> tuple[str, ...]:
         """What the schedule writes into the groups besides the rate."""

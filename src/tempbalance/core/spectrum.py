@@ -140,14 +140,25 @@ def spectra(parts: Iterable[Part], *, double: bool = False) -> list[Spectrum | W
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
     """Give a solve one thread and all of float32's precision, and put both settings back."""
-    num_threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    num_threads = torch.get_num_threads()
+    precisions = [(backend, backend.fp32_precision) for backend in _matmul_backends()]
     try:
         torch.set_num_threads(1)
-        torch.set_float32_matmul_precision("highest")
+        for backend, _ in precisions:
+            backend.fp32_precision = "ieee"
         yield
     finally:
-        torch.set_float32_matmul_precision(precision)
+        for backend, precision in precisions:
+            backend.fp32_precision = precision
         torch.set_num_threads(num_threads)
+
+
+def _matmul_backends() -> list[Any]:
+    """Where a user may have allowed TF32 or bfloat16 in place of float32.
+
+    torch.get_float32_matmul_precision, the older switch, raises where somebody has used these.
+    """
+    return [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
 
 
 def _chunks(slices: Tensor) -> tuple[Tensor, ...]:
