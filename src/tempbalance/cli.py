@@ -24,3 +24,7 @@ def main(
     ] = False,
 ) -> None:
     """Train neural networks layer by layer at the temperature each layer needs."""
+
+
+if __name__ == "__main__":
+    app()

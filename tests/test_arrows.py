@@ -1,0 +1,91 @@
+"""Imports point one way, and a bare import stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "tempbalance"
+
+# each module with the modules of ours that it may know
+ARROWS = {
+    "__init__": {"core.assign", "core.score", "core.spectrum", "core.tail",
+                 "errors", "groups", "layers", "scheduler", "table"},
+    "errors": set(),
+    "core.__init__": set(),
+    "core.matrices": {"errors"},
+    "core.spectrum": {"errors", "core.matrices"},
+    "core.tail": {"errors"},
+    "core.score": {"errors", "core.tail"},
+    "core.assign": {"errors"},
+    "table": set(),
+    "wrappers": set(),
+    "lora": {"errors"},
+    "layers": {"errors", "core.matrices", "lora", "wrappers"},
+    "groups": {"layers", "wrappers"},
+    "scoring": {"errors", "core.matrices", "core.spectrum", "core.tail", "core.score", "layers", "table"},
+    "scheduler": {"core.assign", "core.score", "core.tail", "groups", "layers", "scoring", "table", "wrappers"},
+    "cli": {""},
+}  # fmt: skip
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} has a relative import"
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=module_name)
+def test_a_module_knows_only_what_stands_left_of_it(path):
+    ours = {
+        name.removeprefix("tempbalance").removeprefix(".") for name in imported(path) if name.startswith("tempbalance")
+    }
+    assert ours <= ARROWS[module_name(path)]
+
+
+def test_the_arrows_have_no_cycle():
+    done: set[str] = set()
+    while len(done) < len(ARROWS):
+        ready = {name for name, known in ARROWS.items() if name not in done and known - {""} <= done}
+        assert ready, f"cycle among {set(ARROWS) - done}"
+        done |= ready
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "core").glob("*.py")), ids=module_name)
+def test_core_knows_neither_torch_nn_nor_torch_optim(path):
+    assert not any(name.startswith(("torch.nn", "torch.optim")) for name in imported(path))
+    used = {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    assert not used & {"torch.nn", "torch.optim"}
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The top-level packages that a fresh interpreter has loaded after a statement, beyond those it starts with."""
+    code = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in result.stdout.split()}
+
+
+def test_importing_the_package_loads_nothing_but_torch_numpy_and_the_standard_library():
+    everything = "import tempbalance; [getattr(tempbalance, name) for name in tempbalance.__all__]"
+    of_torch = loaded_after("import torch, numpy, torch.optim.swa_utils")
+    assert loaded_after(everything) - of_torch - {"tempbalance"} <= set(sys.stdlib_module_names)
+
+
+def test_a_bare_import_does_not_even_load_torch():
+    assert loaded_after("import tempbalance") <= {"tempbalance", *sys.stdlib_module_names}
+
+
+def test_the_command_line_loads_neither_torch_nor_numpy():
+    assert not {"torch", "numpy"} & loaded_after("import tempbalance.cli")

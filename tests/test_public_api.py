@@ -1,0 +1,79 @@
+"""The public names, options and flags, so that a change to them is a decision."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import tempbalance
+
+NAMES = {
+    "Layer",
+    "LayerRow",
+    "LayerTable",
+    "ScoreError",
+    "TailError",
+    "TailFit",
+    "TempBalance",
+    "TempBalanceError",
+    "WeightError",
+    "assign",
+    "compute_score",
+    "find_layers",
+    "fit_tail",
+    "param_groups",
+    "spectrum",
+    "split_param_groups",
+}
+
+OPTIONS = {
+    "scale_range": (0.5, 1.5),
+    "tail": "median",
+    "tail_fraction": 0.5,
+    "score": "alpha",
+    "assignment": "linear",
+    "interval": 1,
+    "start": 0,
+    "score_first": False,
+    "score_last": False,
+    "min_eigenvalues": 50,
+    "exclude": (),
+    "fused": None,
+}
+
+
+def test_the_public_names_are_these_and_each_has_a_docstring():
+    assert set(tempbalance.__all__) == NAMES
+    assert set(dir(tempbalance)) == NAMES | {"__version__"}
+    for name in NAMES:
+        assert inspect.getdoc(getattr(tempbalance, name)), name
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tempbalance.nothing
+
+
+def test_the_options_of_the_scheduler_are_these_and_keyword_only():
+    parameters = inspect.signature(tempbalance.TempBalance).parameters
+    assert list(parameters)[:3] == ["optimizer", "model", "schedule"]
+    options = {name: each for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert {name: each.default for name, each in options.items()} == OPTIONS
+
+
+@pytest.mark.parametrize(
+    "name", ["assign", "compute_score", "find_layers", "fit_tail", "spectrum", "split_param_groups"]
+)
+def test_after_the_subject_arguments_are_keyword_only(name):
+    parameters = list(inspect.signature(getattr(tempbalance, name)).parameters.values())
+    subjects = {"compute_score": 2, "split_param_groups": 2}.get(name, 1)
+    assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in parameters[subjects:])
+
+
+def test_the_command_tells_its_version_and_its_help():
+    version = subprocess.run([sys.executable, "-m", "tempbalance.cli", "--version"], capture_output=True, text=True)
+    assert version.stdout == f"tempbalance {tempbalance.__version__}\n"
+    help_text = subprocess.run([sys.executable, "-m", "tempbalance.cli", "--help"], capture_output=True, text=True)
+    assert help_text.returncode == 0
+    assert "--version" in help_text.stdout
