@@ -20,7 +20,7 @@ from tempbalance.core.score import ScoreFunction, ScoreName
 from tempbalance.core.tail import TailName
 from tempbalance.groups import LABEL, flatten
 from tempbalance.layers import find_layers, owners
-from tempbalance.scoring import Scoring, TailFunction, score_layers
+from tempbalance.scoring import Scoring, TailFunction, check_count, score_layers
 from tempbalance.table import LayerRow, LayerTable
 from tempbalance.wrappers import unwrap
 
@@ -56,7 +56,7 @@ class TempBalance(LRScheduler):
         score_first: Whether the first layer is scored; an input embedding counts as the first. The authors' code leaves
             it out, Algorithm 1 does not.
         score_last: Whether the last layer is scored, likewise.
-        min_eigenvalues: Layers, and parts of layers, with fewer are left out; the authors' code uses 50.
+        min_eigenvalues: Layers, and parts of layers, with fewer are left out: their alpha is too uncertain.
         exclude: Name patterns, as in a shell, of layers to leave out.
         fused: Name patterns of weights that hold several projections side by side, with their number or their sizes:
             ``{"*.qkv": 3}``.
@@ -87,9 +87,8 @@ class TempBalance(LRScheduler):
         fused: Mapping[str, int | Sequence[int]] | None = None,
     ) -> None:
         check_assignment(assignment, scale_range)
-        _check_count("interval", interval, 1)
-        _check_count("start", start, 0)
-        _check_count("min_eigenvalues", min_eigenvalues, 3)
+        check_count("interval", interval, least=1)
+        check_count("start", start, least=0)
         self.scoring = Scoring(
             tail, tail_fraction, score, score_first, score_last, min_eigenvalues, exclude, fused or {}
         )
@@ -284,11 +283,6 @@ class TempBalance(LRScheduler):
         """What the schedule writes into the groups besides the rate."""
         cycles = any(getattr(each, "cycle_momentum", False) for each in flatten([self.schedule]))
         return tuple(key for key in _DRIVEN if cycles and key in self.optimizer.defaults)
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def _check_belonging(optimizer: Optimizer, model: nn.Module, schedule: LRScheduler | None) -> None:

@@ -40,12 +40,21 @@ class Scoring:
     def __post_init__(self) -> None:
         check_tail(self.tail, self.tail_fraction)
         check_score(self.score)
-        if self.min_eigenvalues < 3:
-            raise ValueError(f"min_eigenvalues must be at least 3, got {self.min_eigenvalues!r}")
+        check_count("min_eigenvalues", self.min_eigenvalues, least=3)
         if isinstance(self.exclude, str):
             raise TypeError(f"exclude must be a list of name patterns, got the string {self.exclude!r}")
         if not isinstance(self.fused, Mapping):
             raise TypeError(f"fused must map name patterns to parts, got {self.fused!r}")
+
+
+def check_count(name: str, value: int, *, least: int) -> None:
+    """Refuse an option that is not a whole number, or too small a one.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 @dataclass
@@ -182,6 +191,8 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
         raise TailError("all eigenvalues are zero")
     if callable(scoring.tail):
         fit = scoring.tail(spectrum.eigenvalues)
+        if not isinstance(fit, TailFit):
+            raise TypeError(f"a tail function must return a TailFit, got {fit!r} from {scoring.tail!r}")
         xmin = spectrum.from_units(fit.xmin)
     else:
         values = spectrum.values if scoring.tail == "median" else spectrum.significant()

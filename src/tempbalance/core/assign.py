@@ -23,9 +23,9 @@ def check_assignment(assignment: str | Callable[..., object], scale_range: Scale
     if not callable(assignment) and assignment not in get_args(AssignmentName):
         names = ", ".join(get_args(AssignmentName))
         raise ValueError(f"assignment must be one of {names} or a callable, got {assignment!r}")
-    low, high = scale_range if len(scale_range) == 2 else (math.nan, math.nan)
-    if not 0 < low <= high < math.inf:
-        raise ValueError(f"scale_range must satisfy 0 < low <= high, got {scale_range!r}")
+    is_pair = isinstance(scale_range, tuple | list) and len(scale_range) == 2
+    if not is_pair or not 0 < scale_range[0] <= scale_range[1] < math.inf:
+        raise ValueError(f"scale_range must be a pair with 0 < low <= high, got {scale_range!r}")
 
 
 def assign(
