@@ -1,6 +1,7 @@
 """Small models and weights that many tests share."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ def mlp(sizes: tuple[int, ...] = (64, 96, 80, 72, 60), seed: int = 0) -> nn.Sequ
     """Linear layers with LayerNorms between them; with the default sizes the two in the middle are scored."""
     torch.manual_seed(seed)
     modules: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-2], sizes[1:-1], strict=True):
+    for inputs, outputs in pairwise(sizes[:-1]):
         modules += [nn.Linear(inputs, outputs), nn.LayerNorm(outputs), nn.ReLU()]
     return nn.Sequential(*modules, nn.Linear(sizes[-2], sizes[-1]))
 

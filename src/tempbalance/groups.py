@@ -59,7 +59,7 @@ def param_groups(model: nn.Module, groups: Iterable[Any] | None = None) -> list[
     if groups is None:
         groups = [{"params": [each for each in unwrap(model).parameters() if each.requires_grad]}]
     groups = list(groups)
-    if not any(isinstance(group, dict) for group in groups):
+    if groups and not any(isinstance(group, dict) for group in groups):
         groups = [{"params": groups}]
     return [part for group in groups for part in _split(group, owner)]
 

@@ -24,7 +24,7 @@ from tempbalance.wrappers import unwrap
 
 _BIAS = re.compile(r"(^|_)bias")
 _EMBEDDING = re.compile(r"(^|_)(pos|position|positional|cls|class|tokens?|embed|embeds|embeddings?)(_|$)")
-_GATES = {"LSTM": "ifgo", "GRU": "rzn"}
+_GATES = ((nn.LSTM | nn.LSTMCell, "ifgo"), (nn.GRU | nn.GRUCell, "rzn"))
 
 
 @dataclass(eq=False)
@@ -185,13 +185,14 @@ def _tensors(module: nn.Module) -> _Tensors:
 
 def _without_side_effects(parametrization: nn.Module) -> Tensor:
     """Apply a parametrization in evaluation mode: in training mode spectral_norm moves its own estimate on."""
-    was_training = parametrization.training
+    were_training = [(module, module.training) for module in parametrization.modules()]
     try:
         parametrization.train(False)
         weight: Tensor = parametrization()
         return weight
     finally:
-        parametrization.train(was_training)
+        for module, was_training in were_training:
+            module.training = was_training
 
 
 def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: list[Parameter]) -> Layer | None:
@@ -204,11 +205,13 @@ def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: lis
     if isinstance(module, nn.modules.conv._ConvNd) and key == "weight":
         return make(partial(cut_convolution, groups=module.groups), widths=(module.out_channels,))
     if isinstance(module, nn.RNNBase | nn.RNNCellBase) and key.startswith("weight_"):
-        kind = module.mode if isinstance(module, nn.RNNBase) else type(module).__name__.removesuffix("Cell")
-        gates = "" if key.startswith("weight_hr") else _GATES.get(kind, "")
+        gates = next((names for kind, names in _GATES if isinstance(module, kind)), "")
+        gates = "" if key.startswith("weight_hr") else gates
         cut = partial(cut_fused, sizes=len(gates), names=list(gates)) if gates else cut_matrix
         width = int(getattr(module, "proj_size", 0) or module.hidden_size)
         return make(cut, widths=(2 * width if getattr(module, "bidirectional", False) else width,))
+    if isinstance(module, nn.Bilinear) and key == "weight":
+        return make(cut_stack, widths=(module.out_features,))
     if isinstance(module, nn.MultiheadAttention) and key == "in_proj_weight":
         return make(partial(cut_fused, sizes=3, names=["q", "k", "v"]))
     if _is_embedding(module) and key == "weight":
@@ -220,7 +223,8 @@ def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: lis
     if any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and key == "weight":
         return make(cut_matrix, out_dim=1, widths=(shape[1],))
     cut = cut_matrix if len(shape) == 2 else cut_stack if len(shape) == 3 else cut_convolution
-    return make(cut, widths=shape[:1] if len(shape) != 3 else shape[1:], bare=True)
+    is_bare = not isinstance(module, nn.MultiheadAttention)
+    return make(cut, widths=shape[:1] if len(shape) != 3 else shape[1:], bare=is_bare)
 
 
 def _lora(name: str, module: nn.Module) -> Iterator[Layer]:

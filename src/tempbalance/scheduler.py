@@ -31,6 +31,7 @@ _OUTERMOST = (
     "TempBalance(optimizer, model, schedule), and step only TempBalance"
 )
 _DRIVEN = ("momentum", "betas")  # what OneCycleLR and CyclicLR write besides the rate
+_WRITTEN = "balanced_lr"  # key of a group: its rate before and after scaling, as they were written last
 
 
 class TempBalance(LRScheduler):
@@ -102,11 +103,12 @@ class TempBalance(LRScheduler):
         self.last_scales: dict[str, float] = {}
         self._rows: list[LayerRow] = []
         self._calls = -1
-        self._is_retired = False
+        self._is_retired = self._has_told = False
         scored = self._score() if start == 0 else None  # before anything is written
         _take_over(optimizer, self)
+        self._labels = _labels(optimizer)
         self._rates = _read_rates(optimizer)
-        self._schedule_epoch = getattr(schedule, "last_epoch", None)
+        self._schedule_mark = _mark(schedule)
         if scored is not None:
             self._keep(scored)
         super().__init__(optimizer)
@@ -116,6 +118,12 @@ class TempBalance(LRScheduler):
         self._calls = 0
         self._step_count = 1
         self._write_rates()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take charge of the optimizer that was copied or unpickled with it."""
+        self.__dict__.update(state)
+        if not self._is_retired:
+            self.optimizer._tempbalance = weakref.ref(self)  # type: ignore[attr-defined]
 
     @property
     def last_epoch(self) -> int:
@@ -197,7 +205,7 @@ class TempBalance(LRScheduler):
                 "rows": [row.to_dict() for row in self._rows],
                 "scores": self.last_scores,
                 "scales": self.last_scales,
-                "schedule_type": _schedule_type(self.schedule),
+                "schedule_types": _schedule_types(self.schedule),
                 "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             }
         )
@@ -229,7 +237,7 @@ class TempBalance(LRScheduler):
         self.last_scores, self.last_scales = state["scores"], state["scales"]
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
-            self._schedule_epoch = getattr(self.schedule, "last_epoch", None)
+            self._schedule_mark = _mark(self.schedule)
         for group, driven in zip(self.optimizer.param_groups, state["driven"], strict=True):
             group.update({key: tuple(value) if key == "betas" else value for key, value in driven.items()})
         self._write_rates()
@@ -244,9 +252,10 @@ class TempBalance(LRScheduler):
     def _keep(self, rows: list[LayerRow]) -> None:
         self.last_scores = {row.name: row.score for row in rows if row.score is not None}
         self.last_scales = {row.name: row.scale for row in rows if row.score is not None}
-        if not self.last_scores and not self._rows:
+        if not self.last_scores and not self._has_told:
+            self._has_told = True
             reasons = "; ".join(sorted({row.reason for row in rows})) or "the model has no layers"
-            warnings.warn(f"TempBalance: no layer is scored ({reasons}): all train at the base rate", stacklevel=4)
+            warnings.warn(f"TempBalance: no layer is scored ({reasons}): all train at the base rate", stacklevel=3)
         self._rows = rows
 
     def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -257,16 +266,25 @@ class TempBalance(LRScheduler):
         except BaseException:
             self._write_rates()
             raise
+        finally:
+            self._schedule_mark = _mark(schedule)
         self._rates = _read_rates(self.optimizer)
-        self._schedule_epoch = getattr(schedule, "last_epoch", None)
 
     def _write_rates(self) -> None:
         _write(self.optimizer, self.get_lr())
         self._last_lr = _read_rates(self.optimizer)
+        for group, rate, scaled in zip(self.optimizer.param_groups, self._rates, self._last_lr, strict=True):
+            group[_WRITTEN] = (float(rate), float(scaled))
 
     def _check_active(self) -> None:
         if self._is_retired:
             raise RuntimeError("another TempBalance was built on this optimizer and has taken over: use that one")
+        labels = _labels(self.optimizer)[: len(self._labels)]
+        if labels != self._labels:
+            raise RuntimeError(
+                f"the param groups' labels have changed from {self._labels} to {labels}: the optimizer's state was "
+                "loaded from one without them, or its groups were replaced"
+            )
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._check_active()
@@ -274,9 +292,9 @@ class TempBalance(LRScheduler):
             raise TypeError("step() needs the metric that ReduceLROnPlateau watches: scheduler.step(metrics)")
         if self.schedule is None and (args or kwargs):
             raise TypeError(f"step() takes no arguments without a schedule, got {(*args, *kwargs)}")
-        if getattr(self.schedule, "last_epoch", None) != self._schedule_epoch:
+        if _mark(self.schedule) != self._schedule_mark:
             raise RuntimeError("something else stepped the schedule: TempBalance steps it, and nothing else may")
-        if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", True):
+        if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", False):
             warnings.warn("scheduler.step() was called before optimizer.step(): call it after", stacklevel=3)
 
     def _driven(self) -> tuple[str, ...]:
@@ -291,9 +309,12 @@ def _check_belonging(optimizer: Optimizer, model: nn.Module, schedule: LRSchedul
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    held = {each for group in optimizer.param_groups for each in group["params"]}
+    if held.isdisjoint(model.parameters()):
+        raise ValueError("the optimizer holds none of the model's parameters")
     owner = owners(find_layers(model))
     labels = {group[LABEL] for group in optimizer.param_groups if LABEL in group}
-    if not labels and any(each in owner for group in optimizer.param_groups for each in group["params"]):
+    if not labels and not held.isdisjoint(owner):
         raise ValueError(
             "no param group is labelled with its layer: build the optimizer from tempbalance.param_groups(model), "
             "or call tempbalance.split_param_groups(optimizer, model) first"
@@ -308,25 +329,35 @@ def _check_belonging(optimizer: Optimizer, model: nn.Module, schedule: LRSchedul
     for each in flatten([schedule]):
         if each.optimizer is not optimizer:
             raise ValueError(f"schedule {type(each).__name__} belongs to another optimizer")
-        if len(getattr(each, "base_lrs", optimizer.param_groups)) != len(optimizer.param_groups):
-            raise ValueError(
-                f"schedule {type(each).__name__} was built for {len(each.base_lrs)} param groups, the optimizer has "
-                f"{len(optimizer.param_groups)}: split first, or split_param_groups(..., schedulers=[schedule])"
-            )
+        adapts = getattr(each, "default_min_lr", None) is not None  # ReduceLROnPlateau with one bound for all groups
+        lists = [getattr(each, name, None) for name in ("base_lrs", "min_lrs") if not (adapts and name == "min_lrs")]
+        for values in lists:
+            if values is not None and len(values) != len(optimizer.param_groups):
+                raise ValueError(
+                    f"schedule {type(each).__name__} was built for {len(values)} param groups, the optimizer has "
+                    f"{len(optimizer.param_groups)}: split first, or split_param_groups(..., schedulers=[schedule])"
+                )
 
 
 def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> None:
-    """Give each group a Tensor rate of its own, and put back the rates that an earlier TempBalance has scaled."""
+    """Put back the rates that an earlier TempBalance has scaled, and retire it.
+
+    Raises:
+        ValueError: If a schedule was built on the scaled rates since.
+    """
     earlier = getattr(optimizer, "_tempbalance", lambda: None)()
+    is_written = [float(group["lr"]) == group.get(_WRITTEN, (0, None))[1] for group in optimizer.param_groups]
+    if earlier is not None and not all(is_written):
+        raise ValueError(
+            "the rates have changed since an earlier TempBalance on this optimizer scaled them, so the new base rates "
+            "are not known: build the optimizer anew, or the schedule and TempBalance in one go"
+        )
+    for group, written in zip(optimizer.param_groups, is_written, strict=True):
+        if written:
+            _set_rate(group, group[_WRITTEN][0])
     if earlier is not None:
-        _write(optimizer, earlier._rates)
         earlier._is_retired = True
     optimizer._tempbalance = weakref.ref(scheduler)  # type: ignore[attr-defined]
-    shared = [optimizer.defaults.get("lr")]
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor) and any(group["lr"] is each for each in shared):
-            group["lr"] = group["lr"].clone()
-        shared.append(group["lr"])
 
 
 def _read_rates(optimizer: Optimizer) -> list[Rate]:
@@ -336,20 +367,33 @@ def _read_rates(optimizer: Optimizer) -> list[Rate]:
 
 
 def _write(optimizer: Optimizer, rates: Sequence[Rate]) -> None:
-    """Set the rates; a Tensor one in place."""
+    """Set the rates; a Tensor one in place, each group's own: torch shares one among all that are built together."""
+    shared = {id(optimizer.defaults.get("lr"))}
     for group, rate in zip(optimizer.param_groups, rates, strict=False):
-        if isinstance(group["lr"], Tensor):
-            group["lr"].copy_(rate) if isinstance(rate, Tensor) else group["lr"].fill_(rate)
-        else:
-            group["lr"] = float(rate)
+        if isinstance(group["lr"], Tensor) and id(group["lr"]) in shared:
+            group["lr"] = group["lr"].clone()
+        shared.add(id(group["lr"]))
+        _set_rate(group, rate)
+
+
+def _set_rate(group: dict[str, Any], rate: Rate) -> None:
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(float(rate))
+    else:
+        group["lr"] = float(rate)
+
+
+def _mark(schedule: LRScheduler | None) -> list[tuple[Any, ...]]:
+    """Changes when the schedule, or one inside it, is stepped."""
+    return [tuple(getattr(each, key, None) for key in ("last_epoch", "T_cur")) for each in flatten([schedule])]
 
 
 def _labels(optimizer: Optimizer) -> list[str | None]:
     return [group.get(LABEL) for group in optimizer.param_groups]
 
 
-def _schedule_type(schedule: LRScheduler | None) -> str | None:
-    return None if schedule is None else type(schedule).__name__
+def _schedule_types(schedule: LRScheduler | None) -> list[str]:
+    return [type(each).__name__ for each in flatten([schedule])]
 
 
 def _check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> None:
@@ -357,8 +401,9 @@ def _check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRSchedu
         raise ValueError(f"not a state of TempBalance that this version reads: version {state.get('version')!r}")
     if state["groups"] != _labels(optimizer):
         raise ValueError(f"the state has param groups {state['groups']}, the optimizer {_labels(optimizer)}")
-    if state["schedule_type"] != _schedule_type(schedule):
-        raise ValueError(f"the state has schedule {state['schedule_type']}, this scheduler {_schedule_type(schedule)}")
+    types = _schedule_types(schedule)
+    if state["schedule_types"] != types:
+        raise ValueError(f"the state has schedule {state['schedule_types']}, this scheduler {types}")
 
 
 def _plain(value: Any) -> Any:

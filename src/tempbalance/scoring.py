@@ -195,9 +195,11 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
             raise TypeError(f"a tail function must return a TailFit, got {fit!r} from {scoring.tail!r}")
         xmin = spectrum.from_units(fit.xmin)
     else:
-        values = spectrum.values if scoring.tail == "median" else spectrum.significant()
-        if len(values) < scoring.min_eigenvalues:
-            raise TailError(f"rank too low: {len(values)} of {len(spectrum.values)} eigenvalues exceed rounding noise")
+        values, significant = spectrum.values, spectrum.significant()
+        if scoring.tail != "median":
+            if len(significant) < scoring.min_eigenvalues:
+                raise TailError(f"rank too low: {len(significant)} of {len(values)} eigenvalues exceed rounding noise")
+            values = significant if spectrum.precise else values
         fit = fit_tail(values, tail=scoring.tail, tail_fraction=scoring.tail_fraction)
         xmin = fit.xmin
         fit = replace(fit, xmin=spectrum.in_units(xmin))

@@ -6,6 +6,7 @@ convolution, whose slices are pooled because they belong to one operator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,8 +56,9 @@ def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
         groups: How many independent convolutions the kernel holds, a divisor of its first dimension.
     """
     first, second = weight.shape[:2]
-    grouped = weight.reshape(groups, first // groups, second, -1)
-    slices = grouped.permute(3, 0, 1, 2).reshape(-1, first // groups, second)
+    num_positions = math.prod(weight.shape[2:])
+    grouped = weight.reshape(groups, first // groups, second, num_positions)
+    slices = grouped.permute(3, 0, 1, 2).reshape(num_positions * groups, first // groups, second)
     return [Part("", slices, CONV_FACTOR)]
 
 

@@ -72,9 +72,9 @@ class Spectrum:
         return self.noise + self.rounding * (2 * math.sqrt(value) + self.rounding)
 
     def significant(self) -> Tensor:
-        """The values that stand above their own uncertainty; before the solve was precise, those above zero."""
+        """The values that stand above their own uncertainty."""
         # s^2 = noise + r (2 s + r), solved for s
-        threshold = (self.rounding + math.sqrt(2 * self.rounding**2 + self.noise)) ** 2 if self.precise else 0.0
+        threshold = (self.rounding + math.sqrt(2 * self.rounding**2 + self.noise)) ** 2
         return self.values[self.values > threshold]
 
 

@@ -135,7 +135,10 @@ def fit_peak(spectrum: Tensor) -> TailFit:
         TailError: If fewer than two different positive values are left, or none lies near the peak.
     """
     values = _positive(spectrum)
-    counts, edges = np.histogram(np.log10(values), _NUM_BINS)
+    logs = np.log10(values)
+    if logs[-1] - logs[0] < 1e-12:
+        raise TailError(f"all {len(values)} eigenvalues are equal but for rounding: their density has no peak")
+    counts, edges = np.histogram(logs, _NUM_BINS)
     peak = 10 ** edges[counts.argmax()]
     near = (values[:-1] >= 0.95 * peak) & (values[:-1] <= 1.5 * peak)
     if not near.any():

@@ -1,0 +1,398 @@
+"""param_groups and split_param_groups: which parameter trains with which layer, and that nothing else changes."""
+
+import copy
+import io
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import LBFGS, SGD
+from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, ExponentialLR, LambdaLR, SequentialLR, StepLR
+
+from tempbalance import TempBalance, find_layers, param_groups, split_param_groups
+from tests.cases import train_step
+from tests.schedules import OPTIMIZERS, SCHEDULES, advance, hyperbola, rates_of, small_mlp, two_rates, wave
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """So small a model trains faster on one, above all beside other work."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+class WithExtras(nn.Module):
+    """A parameter that no layer owns, one tied weight, one frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.embedding = nn.Embedding(11, 6)
+        self.body = nn.Linear(6, 6)
+        self.frozen = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11)
+        self.head.weight = self.embedding.weight
+        self.frozen.weight.requires_grad_(False)
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten(), nn.Linear(8, 4)
+    )
+
+
+MODELS = {
+    "mlp": small_mlp,
+    "cnn": cnn,
+    "transformer": lambda: nn.TransformerEncoderLayer(16, 2, 32),
+    "decoder": lambda: nn.TransformerDecoderLayer(16, 2, 32),
+    "lstm": lambda: nn.LSTM(8, 12, num_layers=2, bidirectional=True),
+    "gru": lambda: nn.GRU(8, 12),
+    "extras": WithExtras,
+    "norm_only": lambda: nn.LayerNorm(8),
+    "one_linear": lambda: nn.Linear(8, 4),
+}
+
+
+def ids(params):
+    return [id(each) for each in params]
+
+
+def held(groups):
+    """Each parameter of each group."""
+    return [id(each) for group in groups for each in group["params"]]
+
+
+def label_of(groups):
+    return {id(each): group.get("layer") for group in groups for each in group["params"]}
+
+
+# param_groups
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_trainable_parameter_is_in_exactly_one_group(name):
+    model = MODELS[name]()
+    groups = param_groups(model)
+    assert sorted(held(groups)) == sorted(ids(each for each in model.parameters() if each.requires_grad))
+    assert len({group.get("layer") for group in groups}) == len(groups)
+    assert {group["layer"] for group in groups if "layer" in group} <= {layer.name for layer in find_layers(model)}
+    optimizer = SGD(groups, lr=0.1)
+    assert len(optimizer.param_groups) == len(groups)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, partial(torch.compile, backend="eager")], ids=["parallel", "compiled"]
+)
+def test_a_wrapped_model_has_the_groups_of_the_bare_one(name, wrap):
+    model = MODELS[name]()
+    assert label_of(param_groups(wrap(model))) == label_of(param_groups(model))
+
+
+def test_followers_are_with_their_layer():
+    model = cnn()
+    labels = label_of(param_groups(model))
+    assert {labels[id(each)] for each in (model[0].weight, model[1].weight, model[1].bias)} == {"0"}
+    assert {labels[id(each)] for each in model[2].parameters()} == {"2"}
+    assert {labels[id(each)] for each in model[4].parameters()} == {"4"}
+
+
+def test_what_belongs_to_no_layer_is_one_group_at_the_end():
+    model = WithExtras()
+    groups = param_groups(model)
+    assert [group.get("layer") for group in groups][-1] is None
+    assert ids(groups[-1]["params"]) == [id(model.scale)]
+    assert label_of(groups)[id(model.head.bias)] == label_of(groups)[id(model.embedding.weight)] == "head"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_splitting_twice_is_splitting_once(name):
+    model = MODELS[name]()
+    once = param_groups(model, [{"params": [*model.parameters()], "lr": 0.3}])
+    twice = param_groups(model, once)
+    assert [(each.get("layer"), each["lr"], ids(each["params"])) for each in twice] == [
+        (each.get("layer"), each["lr"], ids(each["params"])) for each in once
+    ]
+
+
+FORMS = {
+    "generator": lambda model: model.parameters(),
+    "list": lambda model: [*model.parameters()],
+    "named": lambda model: model.named_parameters(),
+    "groups of generators": lambda model: [{"params": each.parameters()} for each in model],
+    "generator of groups": lambda model: ({"params": each.parameters()} for each in model),
+    "single tensors": lambda model: [{"params": each} for each in model.parameters()],
+    "groups of named": lambda model: [{"params": model.named_parameters(), "lr": 0.2}],
+    "one and rest": lambda model: [
+        {"params": model[0].weight},
+        {"params": [each for each in model.parameters() if each is not model[0].weight]},
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_groups_are_taken_in_each_form_that_optimizers_take(form):
+    model = small_mlp()
+    groups = param_groups(model, FORMS[form](model))
+    optimizer = SGD(groups, lr=0.1)
+    assert sorted(held(optimizer.param_groups)) == sorted(ids(model.parameters()))
+    expected = label_of(param_groups(model))
+    assert label_of(optimizer.param_groups) == expected
+
+
+def test_names_of_parameters_stay_with_them():
+    model = small_mlp()
+    names = {id(each): name for name, each in model.named_parameters()}
+    optimizer = SGD(param_groups(model, model.named_parameters()), lr=0.1)
+    for group in optimizer.param_groups:
+        assert group["param_names"] == [names[each] for each in ids(group["params"])]
+    unsplit = SGD(model.named_parameters(), lr=0.1)
+    split_param_groups(unsplit, model)
+    assert len(unsplit.param_groups) == 5
+    for group in unsplit.param_groups:
+        assert group["param_names"] == [names[each] for each in ids(group["params"])]
+
+
+def test_each_group_keeps_its_options():
+    model = small_mlp()
+    own = two_rates(model)
+    own[1]["tag"] = "vectors"
+    groups = param_groups(model, own)
+    assert len(groups) == 10
+    for group in groups:
+        is_vector = group["params"][0].dim() < 2
+        assert {each.dim() < 2 for each in group["params"]} == {is_vector}
+        assert group["lr"] == (0.02 if is_vector else 0.1)
+        assert group.get("weight_decay") == (0.0 if is_vector else None)
+        assert group.get("tag") == ("vectors" if is_vector else None)
+    assert [group["layer"] for group in groups] == ["0", "3", "6", "9", "12"] * 2
+
+
+def test_the_groups_given_are_not_changed():
+    model = small_mlp()
+    own = two_rates(model)
+    before = [(ids(group["params"]), sorted(group)) for group in own]
+    param_groups(model, own)
+    assert [(ids(group["params"]), sorted(group)) for group in own] == before
+
+
+def test_parameters_outside_the_groups_stay_outside():
+    model = small_mlp()
+    matrices = [each for each in model.parameters() if each.dim() == 2]
+    vectors = [each for each in model.parameters() if each.dim() < 2]
+    assert sorted(held(param_groups(model, matrices))) == sorted(ids(matrices))
+    assert sorted(held(param_groups(model, [{"params": vectors}]))) == sorted(ids(vectors))
+
+
+def test_parameters_of_something_else_are_unlabelled():
+    model, extra = small_mlp(), nn.Parameter(torch.zeros(2))
+    groups = param_groups(model, [*model.parameters(), extra])
+    assert ids(groups[-1]["params"]) == [id(extra)]
+    assert "layer" not in groups[-1]
+
+
+def test_frozen_parameters_are_left_out_unless_they_are_given():
+    model = WithExtras()
+    assert id(model.frozen.weight) not in held(param_groups(model))
+    assert label_of(param_groups(model, model.parameters()))[id(model.frozen.weight)] == "frozen"
+
+
+@pytest.mark.parametrize("label", ["body", 3, None, "0"])
+def test_the_key_layer_used_for_something_else_is_refused(label):
+    model = small_mlp()
+    groups = [{"params": [*model.parameters()], "layer": label}]
+    with pytest.raises(ValueError, match="'layer'"):
+        param_groups(model, groups)
+    optimizer = SGD(groups, lr=0.1)
+    before = list(optimizer.param_groups)
+    with pytest.raises(ValueError, match="'layer'"):
+        split_param_groups(optimizer, model)
+    assert all(now is then for now, then in zip(optimizer.param_groups, before, strict=True))
+
+
+def test_groups_of_a_tensor_rate_get_one_each():
+    model, rate = small_mlp(), torch.tensor(0.1)
+    groups = param_groups(model, [{"params": [*model.parameters()], "lr": rate}])
+    tensors = [group["lr"] for group in groups]
+    assert len({id(each) for each in tensors}) == 5
+    assert [float(each) for each in tensors] == [float(rate)] * 5
+
+
+# split_param_groups
+
+
+def weights(model):
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def go_on(model, optimizer, scheduler, start, stop):
+    for step in range(start, stop):
+        train_step(model, optimizer, torch.randn(8, 16, generator=torch.Generator().manual_seed(step)))
+        advance(scheduler, step)
+
+
+def unsplit_run(name, kind):
+    model = small_mlp()
+    optimizer = OPTIMIZERS[kind](two_rates(model, (0.05, 0.01)))
+    return model, optimizer, SCHEDULES[name](optimizer)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["cosine_short", "one_cycle", "sequential_in_chained", "plateau", "lambda_per_group"])
+def test_training_that_is_split_half_way_goes_on_as_if_it_was_not(name, kind):
+    model, optimizer, schedule = unsplit_run(name, kind)
+    go_on(model, optimizer, schedule, 0, 20)
+    expected = weights(model)
+    model, optimizer, schedule = unsplit_run(name, kind)
+    go_on(model, optimizer, schedule, 0, 8)
+    state = {key: dict(value) for key, value in optimizer.state.items()}
+    split_param_groups(optimizer, model, schedulers=[schedule])
+    assert len(optimizer.param_groups) == 10
+    assert {key: dict(value) for key, value in optimizer.state.items()} == state
+    scheduler = TempBalance(optimizer, model, schedule, min_eigenvalues=8, interval=4, scale_range=(1.0, 1.0))
+    go_on(model, optimizer, scheduler, 8, 20)
+    assert set(scheduler.last_scales.values()) == {1.0}
+    assert all(map(torch.equal, model.parameters(), expected))
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+@pytest.mark.parametrize("when", [0, 7])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedulers_built_before_the_split_follow_it(name, when, number):
+    model = small_mlp()
+    optimizer, twin = (SGD(two_rates(model, (number(0.1), number(0.025))), lr=0.1, momentum=0.9) for _ in range(2))
+    schedule, bare = SCHEDULES[name](optimizer), SCHEDULES[name](twin)
+    origin = {id(each): group for group in twin.param_groups for each in group["params"]}
+    for epoch in range(40):
+        if epoch == when:
+            split_param_groups(optimizer, model, schedulers=[schedule])
+            TempBalance(optimizer, model, schedule, min_eigenvalues=8, scale_range=(1.0, 1.0))
+        for group in optimizer.param_groups:
+            expected = origin[id(group["params"][0])]
+            assert float(group["lr"]) == float(expected["lr"])
+            assert group["momentum"] == expected["momentum"]
+        optimizer.step()
+        twin.step()
+        advance(schedule, epoch)
+        advance(bare, epoch)
+    assert len(optimizer.param_groups) == 10
+    assert len(schedule.get_last_lr()) == 10
+
+
+def test_tensor_rates_are_not_shared_after_the_split():
+    model, rate = small_mlp(), torch.tensor(0.1)
+    optimizer = SGD(model.parameters(), lr=rate)
+    schedule = CosineAnnealingLR(optimizer, T_max=5)
+    split_param_groups(optimizer, model, schedulers=[schedule])
+    for values in (
+        [group["lr"] for group in optimizer.param_groups] + [optimizer.defaults["lr"]],
+        [group["initial_lr"] for group in optimizer.param_groups],
+        schedule.base_lrs,
+        schedule.get_last_lr(),
+    ):
+        assert len({id(each) for each in values}) == len(values) >= 5
+        assert {float(each) for each in values} == {float(rate)}
+
+
+def test_splitting_an_optimizer_twice_is_splitting_it_once():
+    model, optimizer, schedule = unsplit_run("cosine", "sgd")
+    split_param_groups(optimizer, model, schedulers=[schedule])
+    labels, base = label_of(optimizer.param_groups), list(schedule.base_lrs)
+    split_param_groups(optimizer, model, schedulers=[schedule])
+    assert label_of(optimizer.param_groups) == labels
+    assert schedule.base_lrs == base
+    assert len(optimizer.param_groups) == 10
+
+
+class Mine(StepLR):
+    """A scheduler that keeps nobody knows what for each group."""
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda each: Mine(each, 3),
+        lambda each: ChainedScheduler([ExponentialLR(each, 0.9), Mine(each, 3)]),
+        lambda each: SequentialLR(each, [Mine(each, 3), ExponentialLR(each, 0.9)], [2]),
+    ],
+    ids=["alone", "chained", "sequential"],
+)
+def test_an_unknown_scheduler_is_refused_and_nothing_changes(build):
+    model = small_mlp()
+    optimizer = SGD(two_rates(model), lr=0.1)
+    known, unknown = LambdaLR(optimizer, [hyperbola, wave]), build(optimizer)
+    groups, base = list(optimizer.param_groups), list(known.base_lrs)
+    with pytest.raises(TypeError, match="Mine is not a scheduler of torch"):
+        split_param_groups(optimizer, model, schedulers=[known, unknown])
+    assert all(now is then for now, then in zip(optimizer.param_groups, groups, strict=True))
+    assert all("layer" not in group for group in groups)
+    assert known.base_lrs == base
+
+
+def test_a_scheduler_of_another_optimizer_is_refused_and_nothing_changes():
+    model, optimizer, _ = unsplit_run("cosine", "sgd")
+    _, _, other = unsplit_run("cosine", "sgd")
+    with pytest.raises(ValueError, match="another optimizer"):
+        split_param_groups(optimizer, model, schedulers=[other])
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_scheduler_that_missed_a_group_is_refused_and_nothing_changes():
+    model, optimizer, schedule = unsplit_run("cosine", "sgd")
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(ValueError, match="2 entries, the optimizer 3 groups"):
+        split_param_groups(optimizer, model, schedulers=[schedule])
+    assert len(optimizer.param_groups) == 3
+
+
+def test_lbfgs_is_refused_and_nothing_changes():
+    model = small_mlp()
+    optimizer = LBFGS(model.parameters())
+    with pytest.raises(TypeError, match="LBFGS"):
+        split_param_groups(optimizer, model)
+    assert len(optimizer.param_groups) == 1
+    assert "layer" not in optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize("name", ["cosine", "one_cycle", "sequential", "plateau"])
+def test_a_checkpoint_of_the_unsplit_optimizer_is_loaded_and_then_split(name):
+    model, optimizer, schedule = unsplit_run(name, "sgd")
+    go_on(model, optimizer, schedule, 0, 9)
+    file = io.BytesIO()
+    torch.save([each.state_dict() for each in (model, optimizer, schedule)], file)
+    go_on(model, optimizer, schedule, 9, 18)
+    expected, rates = weights(model), rates_of(optimizer)
+
+    model, optimizer, schedule = unsplit_run(name, "sgd")
+    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    for each, state in zip((model, optimizer, schedule), saved, strict=True):
+        each.load_state_dict(state)
+    split_param_groups(optimizer, model, schedulers=[schedule])
+    scheduler = TempBalance(optimizer, model, schedule, min_eigenvalues=8, scale_range=(1.0, 1.0))
+    go_on(model, optimizer, scheduler, 9, 18)
+    assert all(map(torch.equal, model.parameters(), expected))
+    assert sorted(set(rates_of(optimizer))) == sorted(set(rates))
+
+
+def test_a_split_optimizer_saves_and_loads_its_labels():
+    model, optimizer, _ = unsplit_run("cosine", "sgd")
+    split_param_groups(optimizer, model)
+    other = SGD(param_groups(model, two_rates(model)), lr=0.1)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert label_of(other.param_groups) == label_of(optimizer.param_groups) == label_of(param_groups(model))
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "lstm", "extras"])
+def test_splitting_in_place_gives_the_groups_of_param_groups(name):
+    model = MODELS[name]()
+    trainable = [each for each in model.parameters() if each.requires_grad]
+    optimizer = SGD(trainable, lr=0.1)
+    split_param_groups(optimizer, model)
+    assert label_of(optimizer.param_groups) == label_of(param_groups(model))
+    assert sorted(held(optimizer.param_groups)) == sorted(ids(trainable))

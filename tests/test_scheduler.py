@@ -1,0 +1,872 @@
+"""TempBalance: rates, when they change, what it refuses."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Muon, lr_scheduler
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from tempbalance import LayerRow, TailFit, TempBalance, TempBalanceError, param_groups, split_param_groups
+from tests.cases import train_step
+from tests.schedules import (
+    OPTIMIZERS,
+    SCHEDULES,
+    advance,
+    bare_twin,
+    copy_rate,
+    rates_of,
+    shake,
+    small_mlp,
+    two_rates,
+)
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+SCORED = ["3", "6", "9"]
+OUTERMOST = "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """So small a model trains faster on one, above all beside other work."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def balanced(build=None, *, kind="sgd", seed=0, groups=None, **options):
+    """A model, its optimizer, and TempBalance on a schedule."""
+    model = small_mlp(seed)
+    optimizer = OPTIMIZERS[kind](param_groups(model, groups and groups(model)))
+    schedule = build and build(optimizer)
+    return model, optimizer, TempBalance(optimizer, model, schedule, **{"min_eigenvalues": 8, **options})
+
+
+def scale_of(scheduler, group):
+    return scheduler.last_scales.get(group.get("layer"), 1)
+
+
+def assert_follows(scheduler, twin, rel):
+    """Each group trains at the twin's rate times the scale of its layer."""
+    groups = scheduler.optimizer.param_groups
+    for group, bare in zip(groups, twin.param_groups, strict=True):
+        expected = float(bare["lr"]) * scale_of(scheduler, group)
+        assert math.isclose(float(group["lr"]), expected, rel_tol=rel), (group.get("layer"), group["lr"], expected)
+        assert group.get("momentum") == bare.get("momentum")
+        assert group.get("betas") == bare.get("betas")
+    assert [float(rate) for rate in scheduler.get_last_lr()] == rates_of(scheduler.optimizer)
+
+
+def snapshot(scheduler):
+    """All that a failed call must leave as it was."""
+    return repr((scheduler.state_dict(), rates_of(scheduler.optimizer), scheduler.get_last_lr()))
+
+
+# rates
+
+
+def test_every_scheduler_of_torch_is_in_the_table():
+    optimizer = SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    known = {
+        each
+        for each in vars(lr_scheduler).values()
+        if isinstance(each, type) and issubclass(each, LRScheduler) and each.__module__ == lr_scheduler.__name__
+    }
+    covered = {type(build(optimizer)) for build in SCHEDULES.values()}
+    assert known - covered == {LRScheduler, lr_scheduler._LRScheduler}
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_scales_never_compound_over_200_epochs(name, kind):
+    model = small_mlp()
+    optimizer = OPTIMIZERS[kind](param_groups(model, two_rates(model)))
+    twin = bare_twin(optimizer)
+    schedule = SCHEDULES[name](twin)
+    scheduler = TempBalance(optimizer, model, SCHEDULES[name](optimizer), min_eigenvalues=8, interval=5)
+    scales = {tuple(scheduler.last_scales.values())}
+    assert_follows(scheduler, twin, 1e-12)
+    for epoch in range(200):
+        shake(model, epoch)
+        twin.step()
+        optimizer.step()
+        advance(schedule, epoch)
+        advance(scheduler, epoch)
+        assert_follows(scheduler, twin, 1e-12)
+        scales.add(tuple(scheduler.last_scales.values()))
+    assert len(scales) == 41
+    assert scheduler.last_epoch == 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_tensor_rate_is_written_in_place_in_each_group_on_its_own(name, dtype):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=torch.tensor(0.1, dtype=dtype), momentum=0.9)
+    dummies = [{"params": [nn.Parameter(torch.zeros(2))]} for _ in optimizer.param_groups]
+    twin = SGD(dummies, lr=torch.tensor(0.1, dtype=dtype), momentum=0.9)
+    schedule, own = SCHEDULES[name](twin), SCHEDULES[name](optimizer)
+    for group in twin.param_groups:  # torch gives all groups the same Tensor
+        group["lr"] = copy_rate(group["lr"])
+    default = float(optimizer.defaults["lr"])
+    scheduler = TempBalance(optimizer, model, own, min_eigenvalues=8, interval=5)
+    tensors = [group["lr"] for group in optimizer.param_groups]
+    assert len({id(each) for each in [*tensors, optimizer.defaults["lr"]]}) == len(tensors) + 1
+    assert_follows(scheduler, twin, torch.finfo(dtype).eps)
+    for epoch in range(40):
+        shake(model, epoch)
+        twin.step()
+        optimizer.step()
+        advance(schedule, epoch)
+        advance(scheduler, epoch)
+        assert_follows(scheduler, twin, torch.finfo(dtype).eps)
+    assert all(group["lr"] is each for group, each in zip(optimizer.param_groups, tensors, strict=True))
+    assert {each.dtype for each in tensors} == {dtype}
+    assert float(optimizer.defaults["lr"]) == default
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+def test_without_a_schedule_the_base_rate_stays(number):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=number(0.3))
+    scheduler = TempBalance(optimizer, model, min_eigenvalues=8)
+    for epoch in range(20):
+        shake(model, epoch)
+        optimizer.step()
+        scheduler.step()
+        expected = [0.3 * scale_of(scheduler, group) for group in optimizer.param_groups]
+        assert rates_of(optimizer) == pytest.approx(expected, rel=1e-6)
+    assert {*scheduler.last_scales} == {*SCORED}
+
+
+@pytest.mark.parametrize("name", ["cosine", "multiplicative", "linear_warmup", "plateau", "chained"])
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+def test_a_rate_of_zero_stays_zero_beside_another(name, number):
+    model, optimizer, scheduler = balanced(SCHEDULES[name], groups=lambda model: two_rates(model, (number(0.0), 0.1)))
+    for epoch in range(30):
+        shake(model, epoch)
+        optimizer.step()
+        advance(scheduler, epoch)
+        for group in optimizer.param_groups:
+            assert (float(group["lr"]) == 0) == (group["params"][0].dim() > 1)
+
+
+def test_layers_at_several_base_rates_keep_their_proportion():
+    model = small_mlp()
+    groups = [{"params": model[:6].parameters(), "lr": 0.2}, {"params": model[6:].parameters(), "lr": 0.05}]
+    optimizer = SGD(param_groups(model, groups), lr=1.0)
+    scheduler = TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), min_eigenvalues=8)
+    optimizer.step()
+    scheduler.step()
+    expected = {"0": 0.2, "3": 0.2, "6": 0.05, "9": 0.05, "12": 0.05}
+    assert {group["layer"]: group["lr"] for group in optimizer.param_groups} == pytest.approx(
+        {name: 0.9 * rate * scheduler.last_scales.get(name, 1) for name, rate in expected.items()}, rel=1e-12
+    )
+
+
+def test_larger_scores_get_larger_rates():
+    _, optimizer, scheduler = balanced()
+    rates = {group["layer"]: group["lr"] for group in optimizer.param_groups}
+    assert sorted(SCORED, key=rates.get) == sorted(SCORED, key=scheduler.last_scores.get)
+    assert min(rates.values()) == pytest.approx(0.05)
+    assert max(rates.values()) == pytest.approx(0.15)
+    assert rates["0"] == rates["12"] == 0.1
+
+
+def test_gradient_accumulation_steps_as_often_as_the_optimizer():
+    model, optimizer, scheduler = balanced(SCHEDULES["cosine"])
+    twin = bare_twin(optimizer)
+    for group in twin.param_groups:
+        group["lr"] = 0.1
+    schedule = SCHEDULES["cosine"](twin)
+    for batch in range(24):
+        torch.manual_seed(batch)
+        (model(torch.randn(8, 16)).square().mean() / 4).backward()
+        assert_follows(scheduler, twin, 1e-12)
+        if batch % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            twin.step()
+            schedule.step()
+    assert scheduler.last_epoch == 6
+    assert_follows(scheduler, twin, 1e-12)
+
+
+def test_a_step_that_grad_scaler_skips_moves_no_weight_and_no_scale():
+    model, optimizer, scheduler = balanced(SCHEDULES["exponential"])
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    base, skipped = 0.1, 0
+    for batch in range(8):
+        optimizer.zero_grad()
+        torch.manual_seed(batch)
+        scaler.scale(model(torch.randn(8, 16)).square().mean()).backward()
+        if batch in (2, 3, 6):
+            model[3].weight.grad[0, 0] = math.inf
+        weights, scales, scale = (
+            [each.clone() for each in model.parameters()],
+            scheduler.last_scales,
+            scaler.get_scale(),
+        )
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        base *= 0.96
+        if scaler.get_scale() < scale:
+            skipped += 1
+            assert all(map(torch.equal, weights, model.parameters()))
+            assert scheduler.last_scales == scales
+        else:
+            assert scheduler.last_scales != scales
+        expected = [base * scale_of(scheduler, group) for group in optimizer.param_groups]
+        assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+    assert skipped == 3
+
+
+def test_muon_beside_adamw_ranks_over_all_layers_of_the_model():
+    model = small_mlp()
+    matrices = [each for each in model.parameters() if each.dim() == 2]
+    held, others = matrices[:3], [each for each in model.parameters() if not any(each is one for one in matrices[:3])]
+    muon = Muon(param_groups(model, held), lr=0.02)
+    adamw = AdamW(param_groups(model, others), lr=0.001)
+    schedulers = [
+        TempBalance(each, model, CosineAnnealingLR(each, T_max=10), min_eigenvalues=8) for each in (muon, adamw)
+    ]
+    _, _, alone = balanced()
+    assert [group.get("layer") for group in muon.param_groups] == ["0", "3", "6"]
+    assert {group.get("layer") for group in adamw.param_groups} == {"0", "3", "6", "9", "12"}
+    for epoch in range(6):
+        assert schedulers[0].last_scales == schedulers[1].last_scales
+        assert epoch or schedulers[0].last_scales == alone.last_scales
+        assert sorted(schedulers[0].last_scales) == SCORED
+        for optimizer, rate in ((muon, 0.02), (adamw, 0.001)):
+            base = rate * (1 + math.cos(math.pi * epoch / 10)) / 2
+            expected = [base * scale_of(schedulers[0], group) for group in optimizer.param_groups]
+            assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+        torch.manual_seed(epoch)
+        model(torch.randn(8, 16)).square().mean().backward()
+        for optimizer in (muon, adamw):
+            optimizer.step()
+            optimizer.zero_grad()
+        for scheduler in schedulers:
+            scheduler.step()
+
+
+def test_warm_restarts_step_by_fractions_of_an_epoch():
+    model, optimizer, scheduler = balanced(lambda each: CosineAnnealingWarmRestarts(each, T_0=3, T_mult=2))
+    twin = SGD([{"params": [nn.Parameter(torch.zeros(2))]} for _ in optimizer.param_groups], lr=0.1, momentum=0.9)
+    schedule = CosineAnnealingWarmRestarts(twin, T_0=3, T_mult=2)
+    seen = set()
+    for batch in range(60):
+        shake(model, batch)
+        twin.step()
+        optimizer.step()
+        schedule.step(batch / 7)
+        scheduler.step(batch / 7)
+        assert_follows(scheduler, twin, 1e-12)
+        seen.add(twin.param_groups[0]["lr"])
+    assert len(seen) > 40
+
+
+def test_unlabelled_groups_keep_scale_1():
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    extra = nn.Parameter(torch.zeros(3))
+    optimizer.add_param_group({"params": [extra], "lr": 0.7})
+    scheduler = TempBalance(optimizer, model, ExponentialLR(optimizer, 0.5), min_eigenvalues=8)
+    assert optimizer.param_groups[-1]["lr"] == 0.7
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[-1]["lr"] == pytest.approx(0.35)
+
+
+# when it scores
+
+
+@pytest.mark.parametrize("start", [0, 1, 4])
+@pytest.mark.parametrize("interval", [1, 3, 7])
+def test_layers_are_scored_at_start_and_every_interval_from_there(start, interval):
+    model, optimizer, scheduler = balanced(SCHEDULES["cosine"], start=start, interval=interval)
+    for call in range(20):
+        if call:
+            previous = scheduler.last_scores
+            shake(model, call)
+            optimizer.step()
+            scheduler.step()
+            is_due = call >= start and (call - start) % interval == 0
+            assert (scheduler.last_scores != previous) == is_due
+        base = 0.1 * (1 + math.cos(math.pi * call / 200)) / 2
+        expected = [base * scale_of(scheduler, group) for group in optimizer.param_groups]
+        assert rates_of(optimizer) == pytest.approx(expected, rel=1e-9)
+        assert bool(scheduler.last_scales) == bool(scheduler.last_scores) == (call >= start)
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+def test_rescore_writes_the_rates_at_once_and_counts_nothing(number):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=number(0.1))
+    schedule = StepLR(optimizer, 1, gamma=0.5)
+    scheduler = TempBalance(optimizer, model, schedule, min_eigenvalues=8, interval=100, start=50)
+    assert scheduler.last_scales == {}
+    for epoch in range(5):
+        before = scheduler.last_scales
+        shake(model, epoch)
+        scheduler.rescore()
+        assert scheduler.last_scales != before
+        expected = [0.1 * scale_of(scheduler, group) for group in optimizer.param_groups]
+        assert rates_of(optimizer) == pytest.approx(expected, rel=1e-6)
+        assert [float(each) for each in scheduler.get_last_lr()] == rates_of(optimizer)
+    assert scheduler.last_epoch == schedule.last_epoch == 0
+
+
+def test_rescore_reads_the_weights_as_they_are():
+    model, _, scheduler = balanced()
+    shake(model, 1)
+    scheduler.rescore()
+    fresh = TempBalance(SGD(param_groups(model), lr=0.1), model, min_eigenvalues=8)
+    assert scheduler.last_scores == fresh.last_scores
+
+
+# what goes wrong while it runs
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["cosine", "one_cycle", "plateau", "sequential_in_chained", None])
+def test_a_bad_weight_is_named_and_nothing_moves(name, value):
+    model, optimizer, scheduler = balanced(name and SCHEDULES[name])
+    for epoch in range(3):
+        train_step(model, optimizer, torch.ones(4, 16))
+        advance(scheduler, epoch)
+    before = snapshot(scheduler)
+    kept = model[6].weight.detach().clone()
+    with torch.no_grad():
+        model[6].weight[2, 3] = value
+    with pytest.raises(TempBalanceError, match="layer '6'"):
+        advance(scheduler, 3)
+    assert snapshot(scheduler) == before
+    with pytest.raises(TempBalanceError, match="layer '6'"):
+        scheduler.rescore()
+    assert snapshot(scheduler) == before
+    with torch.no_grad():
+        model[6].weight.copy_(kept)
+    advance(scheduler, 3)
+    assert scheduler.last_epoch == 4
+
+
+def test_a_bad_weight_at_the_first_scoring_leaves_the_optimizer_as_it_was():
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    nn.init.constant_(model[3].weight, math.nan)
+    with pytest.raises(TempBalanceError, match="layer '3'"):
+        TempBalance(optimizer, model, min_eigenvalues=8)
+    assert set(rates_of(optimizer)) == {0.1}
+    assert "initial_lr" not in optimizer.param_groups[0]
+
+
+class Failing(ExponentialLR):
+    """Fails half way: some rates are written already."""
+
+    fails = False
+
+    def step(self, epoch=None):
+        if self.fails:
+            self.optimizer.param_groups[0]["lr"] = 123.0
+            raise KeyboardInterrupt
+        super().step(epoch)
+
+
+def test_an_exception_in_the_schedule_leaves_the_scaled_rates_in_place():
+    model, optimizer, scheduler = balanced(lambda each: Failing(each, 0.9))
+    shake(model, 1)
+    scheduler.schedule.fails = True
+    before = snapshot(scheduler)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.step()
+    assert snapshot(scheduler) == before
+    scheduler.schedule.fails = False
+    optimizer.step()
+    scheduler.step()
+    expected = [0.09 * scale_of(scheduler, group) for group in optimizer.param_groups]
+    assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_cycle_past_its_end_says_so_each_time_and_keeps_the_scaled_rates():
+    model, optimizer, scheduler = balanced(lambda each: OneCycleLR(each, 0.1, total_steps=4))
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step()
+    before = rates_of(optimizer)
+    for _ in range(2):
+        shake(model, 1)
+        with pytest.raises(ValueError, match="total steps is 4"):
+            scheduler.step()
+        assert rates_of(optimizer) == before
+
+
+# what it refuses
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_it_refuses_to_be_inside_sequential(position):
+    _, optimizer, scheduler = balanced()
+    parts = [ConstantLR(optimizer), ExponentialLR(optimizer, 0.9)]
+    parts.insert(position, scheduler)
+    with pytest.raises(RuntimeError, match=OUTERMOST):
+        SequentialLR(optimizer, parts, milestones=[1, 2])
+
+
+def test_it_refuses_to_be_inside_sequential_with_a_schedule_of_its_own():
+    _, optimizer, scheduler = balanced(SCHEDULES["cosine"])
+    with pytest.raises(RuntimeError, match=OUTERMOST):
+        SequentialLR(optimizer, [scheduler, ExponentialLR(optimizer, 0.9)], milestones=[3])
+
+
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize("name", ["cosine", None])
+def test_it_refuses_to_be_inside_chained(position, name):
+    _, optimizer, scheduler = balanced(name and SCHEDULES[name])
+    parts = [ExponentialLR(optimizer, 0.9)]
+    parts.insert(position, scheduler)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=OUTERMOST):
+        ChainedScheduler(parts).step()
+
+
+def test_it_refuses_to_be_inside_a_chain_that_it_is_given():
+    model, optimizer, scheduler = balanced()
+    chain = ChainedScheduler([ExponentialLR(optimizer, 0.9), scheduler])
+    outer = TempBalance(optimizer, model, chain, min_eigenvalues=8)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=OUTERMOST):
+        outer.step()
+
+
+def test_it_refuses_itself_as_schedule():
+    model, optimizer, scheduler = balanced()
+    with pytest.raises(TypeError, match="schedule must be a scheduler of torch, got TempBalance"):
+        TempBalance(optimizer, model, scheduler)
+
+
+def test_plateau_needs_its_metric():
+    _, optimizer, scheduler = balanced(SCHEDULES["plateau"])
+    before = snapshot(scheduler)
+    with pytest.raises(TypeError, match="metric"):
+        scheduler.step()
+    assert snapshot(scheduler) == before
+    optimizer.step()
+    scheduler.step(metrics=0.5)
+    assert scheduler.schedule.best == 0.5
+    scheduler.step(torch.tensor(0.25))
+    assert scheduler.schedule.best == 0.25
+
+
+def test_arguments_for_no_schedule_are_refused():
+    _, _, scheduler = balanced()
+    with pytest.raises(TypeError, match="no arguments"):
+        scheduler.step(0.5)
+    assert scheduler.last_epoch == 0
+
+
+@pytest.mark.parametrize("name", ["cosine", "plateau", "sequential", "chained", "sequential_in_chained"])
+def test_a_schedule_of_another_optimizer_is_refused(name):
+    model, optimizer, _ = balanced()
+    schedule = SCHEDULES[name](bare_twin(optimizer))
+    with pytest.raises(ValueError, match="another optimizer"):
+        TempBalance(optimizer, model, schedule)
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "plateau"])  # which adapts by itself
+def test_a_schedule_built_before_the_split_is_refused(name):
+    model = small_mlp()
+    optimizer = SGD(two_rates(model), lr=0.1, momentum=0.9)
+    schedule = SCHEDULES[name](optimizer)
+    split_param_groups(optimizer, model)
+    before = rates_of(optimizer)
+    with pytest.raises(ValueError, match="split"):
+        TempBalance(optimizer, model, schedule, min_eigenvalues=8)
+    assert rates_of(optimizer) == before
+
+
+def test_plateau_built_before_the_split_works():
+    model = small_mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    schedule = ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+    split_param_groups(optimizer, model)
+    scheduler = TempBalance(optimizer, model, schedule, min_eigenvalues=8)
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step(1.0)
+    expected = [0.025 * scale_of(scheduler, group) for group in optimizer.param_groups]
+    assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("label", [param_groups, lambda model: model.parameters()], ids=["labelled", "unlabelled"])
+def test_an_optimizer_of_another_model_is_refused(label):
+    optimizer = SGD(label(small_mlp(seed=1)), lr=0.1)
+    with pytest.raises(ValueError, match=r"model|label"):
+        TempBalance(optimizer, small_mlp(), min_eigenvalues=8)
+    assert set(rates_of(optimizer)) == {0.1}
+
+
+def test_an_unlabelled_optimizer_is_refused():
+    model = small_mlp()
+    with pytest.raises(ValueError, match="split_param_groups"):
+        TempBalance(SGD(model.parameters(), lr=0.1), model)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "model", "schedule"),
+    [("sgd", None, None), (None, "mlp", None), (None, None, "cosine"), (None, None, CosineAnnealingLR)],
+)
+def test_arguments_of_the_wrong_type_are_refused(optimizer, model, schedule):
+    own, right, _ = balanced()
+    with pytest.raises(TypeError, match="must be"):
+        TempBalance(optimizer or right, model or own, schedule)
+
+
+BAD_OPTIONS = [
+    {"scale_range": (0.0, 1.0)},
+    {"scale_range": (-0.5, 1.0)},
+    {"scale_range": (1.5, 0.5)},
+    {"scale_range": (0.5,)},
+    {"scale_range": (0.5, 1.0, 1.5)},
+    {"scale_range": (0.5, math.inf)},
+    {"scale_range": (math.nan, 1.0)},
+    {"tail": "mode"},
+    {"tail": None},
+    {"tail_fraction": 0.0},
+    {"tail_fraction": 1.0},
+    {"tail_fraction": math.nan},
+    {"score": "beta"},
+    {"score": None},
+    {"assignment": "cubic"},
+    {"assignment": None},
+    {"interval": 0},
+    {"interval": -1},
+    {"interval": 2.0},
+    {"interval": True},
+    {"start": -1},
+    {"start": 0.5},
+    {"min_eigenvalues": 2},
+    {"min_eigenvalues": 8.0},
+    {"exclude": "3"},
+    {"fused": {"nowhere": 3}},
+    {"fused": ["3"]},
+]
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids=lambda each: "-".join(f"{k}={v}" for k, v in each.items()))
+def test_a_bad_option_is_refused_by_name_and_nothing_is_written(options):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    with pytest.raises((ValueError, TypeError), match=next(iter(options))):
+        TempBalance(optimizer, model, **{"min_eigenvalues": 8, **options})
+    assert set(rates_of(optimizer)) == {0.1}
+    assert "initial_lr" not in optimizer.param_groups[0]
+
+
+def test_options_are_keyword_only():
+    model, optimizer, _ = balanced()
+    with pytest.raises(TypeError, match="positional"):
+        TempBalance(optimizer, model, None, (0.5, 1.5))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_that_somebody_else_steps_is_noticed(name):
+    _, optimizer, scheduler = balanced(SCHEDULES[name])
+    optimizer.step()
+    advance(scheduler, 0)
+    advance(scheduler.schedule, 1)
+    with pytest.raises(RuntimeError, match="something else stepped the schedule"):
+        advance(scheduler, 2)
+    assert scheduler.last_epoch == 1
+
+
+# one TempBalance after another
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+def test_a_second_one_takes_over_without_compounding(number):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=number(0.1))
+    schedule = ExponentialLR(optimizer, 0.9)
+    first = TempBalance(optimizer, model, schedule, min_eigenvalues=8)
+    base = 0.1
+    for _ in range(3):
+        optimizer.step()
+        first.step()
+        base *= 0.9
+    second = TempBalance(optimizer, model, schedule, min_eigenvalues=8, scale_range=(0.2, 3.0))
+    third = TempBalance(optimizer, model, schedule, min_eigenvalues=8, assignment="step")
+    for earlier in (first, second):
+        for refused in (earlier.step, earlier.rescore, lambda earlier=earlier: earlier.load_state_dict({})):
+            with pytest.raises(RuntimeError, match="taken over"):
+                refused()
+    for epoch in range(4):
+        expected = [base * scale_of(third, group) for group in optimizer.param_groups]
+        assert rates_of(optimizer) == pytest.approx(expected, rel=1e-6)
+        shake(model, epoch)
+        third.step()
+        base *= 0.9
+
+
+@pytest.mark.parametrize("name", [None, "exponential"])
+def test_a_second_one_does_not_compound_when_the_first_is_gone(name):
+    model, optimizer, scheduler = balanced(name and SCHEDULES[name])
+    schedule = scheduler.schedule
+    del scheduler
+    second = TempBalance(optimizer, model, schedule, min_eigenvalues=8)
+    expected = [0.1 * scale_of(second, group) for group in optimizer.param_groups]
+    assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_second_one_follows_a_schedule_of_its_own_that_leaves_the_first_rate_as_it_is():
+    model, optimizer, first = balanced(SCHEDULES["step"])
+    twin = SGD([{"params": [nn.Parameter(torch.zeros(2))]} for _ in optimizer.param_groups], lr=0.1, momentum=0.9)
+    bare = SCHEDULES["step"](twin)
+    for _ in range(15):
+        for each in (optimizer, first, twin, bare):
+            each.step()
+    second = TempBalance(optimizer, model, SCHEDULES["exponential"](optimizer), min_eigenvalues=8)
+    bare = SCHEDULES["exponential"](twin)
+    for epoch in range(25):
+        assert_follows(second, twin, 1e-12)
+        shake(model, epoch)
+        second.step()
+        bare.step()
+
+
+@pytest.mark.parametrize("name", ["constant", "linear_warmup", "one_cycle", "cyclic_triangular", "chained"])
+def test_a_second_one_with_a_schedule_that_was_built_on_scaled_rates_is_refused(name):
+    model, optimizer, first = balanced(SCHEDULES["step"])
+    schedule = SCHEDULES[name](optimizer)
+    before = rates_of(optimizer)
+    with pytest.raises(ValueError, match="earlier TempBalance"):
+        TempBalance(optimizer, model, schedule, min_eigenvalues=8)
+    assert rates_of(optimizer) == before
+    first.rescore()  # still in charge
+    assert rates_of(optimizer) == [0.1 * scale_of(first, group) for group in optimizer.param_groups]
+
+
+def test_a_refused_second_one_leaves_the_first_in_charge():
+    model, optimizer, first = balanced(SCHEDULES["cosine"])
+    before = snapshot(first)
+    with pytest.raises(ValueError, match="interval"):
+        TempBalance(optimizer, model, first.schedule, interval=0)
+    assert snapshot(first) == before
+    optimizer.step()
+    first.step()
+    assert first.last_epoch == 1
+
+
+# what it tells
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_model_whose_layers_are_all_left_out_trains_at_the_base_rate_and_says_so_once(start):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scheduler = TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), start=start)
+        for epoch in range(6):
+            assert rates_of(optimizer) == pytest.approx([0.1 * 0.9**epoch] * 5, rel=1e-12)
+            shake(model, epoch)
+            optimizer.step()
+            scheduler.step()
+        scheduler.rescore()
+    assert len(caught) == 1
+    assert "no layer is scored" in str(caught[0].message)
+    assert "min_eigenvalues is 50" in str(caught[0].message)
+    assert scheduler.last_scores == scheduler.last_scales == {}
+
+
+def test_a_model_without_layers_says_so_once():
+    model = nn.Sequential(nn.LayerNorm(8))
+    optimizer = SGD(param_groups(model), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scheduler = TempBalance(optimizer, model)
+        for _ in range(3):
+            optimizer.step()
+            scheduler.step()
+        scheduler.rescore()
+    assert [str(each.message) for each in caught if "no layers" in str(each.message)] == [str(caught[0].message)]
+    assert len(caught) == 1
+    assert rates_of(optimizer) == [0.1]
+
+
+def test_the_warning_points_at_the_line_that_builds_it():
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    with pytest.warns(UserWarning, match="no layer is scored") as caught:
+        TempBalance(optimizer, model)
+    assert caught[0].filename == __file__
+
+
+def test_stepping_before_the_optimizer_warns_as_torch_does():
+    _, _, scheduler = balanced()
+    with pytest.warns(UserWarning, match=r"before `?optimizer.step\(\)"):
+        scheduler.step()
+
+
+def test_the_table_has_each_layer_with_its_numbers_or_the_reason():
+    model = small_mlp()
+    model[9].weight.requires_grad_(False)
+    optimizer = SGD(param_groups(model), lr=0.1)
+    scheduler = TempBalance(optimizer, model, min_eigenvalues=19, score_last=True, exclude=["12"])
+    table = scheduler.table()
+    assert [row.name for row in table] == ["0", "3", "6", "9", "12"]
+    assert [row.reason for row in table] == [
+        "first layer",
+        "",
+        "18 eigenvalues, min_eigenvalues is 19",
+        "frozen",
+        "name matches exclude pattern '12'",
+    ]
+    assert scheduler.last_scores == {"3": table["3"].score}
+    assert table["3"].score == table["3"].alpha
+    lines = str(table).splitlines()[1:]
+    for line, row in zip(lines, table, strict=True):
+        assert line.startswith(row.name + " ")
+        assert row.reason in line
+    assert f"{table['3'].alpha:.3f}" in lines[1]
+
+
+def test_the_table_agrees_with_last_scores_and_last_scales():
+    model, optimizer, scheduler = balanced()
+    shake(model, 1)
+    optimizer.step()
+    scheduler.step()
+    rows = {row.name: row for row in scheduler.table()}
+    assert {name: row.score for name, row in rows.items() if row.score is not None} == scheduler.last_scores
+    assert {name: rows[name].scale for name in SCORED} == scheduler.last_scales
+    assert rows["0"].scale == rows["12"].scale == 1.0
+
+
+def test_before_start_the_table_says_that_nothing_is_scored_yet():
+    _, _, scheduler = balanced(start=2)
+    table = scheduler.table()
+    assert all(isinstance(row, LayerRow) for row in table)
+    assert {row.reason for row in table} == {"not scored yet"}
+    assert [row.name for row in table] == ["0", "3", "6", "9", "12"]
+
+
+# options
+
+
+@pytest.mark.parametrize(
+    "score",
+    ["alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_rank", "frobenius_norm", "entropy"],
+)
+@pytest.mark.parametrize("assignment", ["linear", "step"])
+@pytest.mark.parametrize("tail", ["median", "goodness_of_fit", "peak"])
+def test_each_score_and_tail_gives_rates_within_range(score, tail, assignment):
+    options = {"score": score, "tail": tail, "assignment": assignment, "scale_range": (0.4, 1.7)}
+    model, optimizer, scheduler = balanced(SCHEDULES["exponential"], **options, score_first=True, score_last=True)
+    for epoch in range(4):
+        scales = scheduler.last_scales
+        assert [*scales] == ["0", "3", "6", "9", "12"]
+        assert min(scales.values()) == 0.4
+        assert max(scales.values()) == pytest.approx(1.7)
+        assert max(scales.values()) <= 1.7
+        ranked = sorted(scales, key=scheduler.last_scores.get)
+        assert ranked == sorted(scales, key=scales.get)
+        expected = [0.1 * 0.96**epoch * scales[group["layer"]] for group in optimizer.param_groups]
+        assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+        shake(model, epoch)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("assignment", ["sqrt", "log2"])
+def test_sqrt_and_log2_keep_the_mean_rate(assignment):
+    model, optimizer, scheduler = balanced(assignment=assignment)
+    for epoch in range(4):
+        scales = scheduler.last_scales
+        assert sum(scales.values()) / len(scales) == pytest.approx(1.0, rel=1e-12)
+        assert len(set(scales.values())) == 3
+        shake(model, epoch)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_step_shares_the_range_out_by_rank():
+    _, _, scheduler = balanced(assignment="step", score_first=True, score_last=True)
+    assert sorted(scheduler.last_scales.values()) == pytest.approx([0.5, 0.75, 1.0, 1.25, 1.5])
+
+
+def test_score_first_and_last_add_the_ends():
+    assert [*balanced(score_first=True)[2].last_scores] == ["0", "3", "6", "9"]
+    assert [*balanced(score_last=True)[2].last_scores] == ["3", "6", "9", "12"]
+    assert [*balanced(exclude=["[36]"])[2].last_scores] == ["9"]
+
+
+def test_tail_fraction_moves_the_scores():
+    assert balanced(tail_fraction=0.25)[2].last_scores != balanced()[2].last_scores
+
+
+def test_a_fused_weight_is_scored_by_its_parts():
+    _, _, scheduler = balanced(fused={"6": 2}, min_eigenvalues=8)
+    parts = scheduler.table()["6"].parts
+    assert [part.num_eigenvalues for part in parts] == [9, 9]
+    assert scheduler.last_scores["6"] == pytest.approx(sum(part.score for part in parts) / 2, rel=1e-12)
+
+
+def test_score_tail_and_assignment_take_callables():
+    seen = []
+
+    def tail(spectrum):
+        assert (spectrum.diff() >= 0).all()
+        return TailFit(alpha=2.0 + len(spectrum), xmin=float(spectrum[len(spectrum) // 2]), ks=0.1, num_tail=4)
+
+    def score(spectrum, fit):
+        seen.append(len(spectrum))
+        return fit.alpha * 10
+
+    def assignment(scores, scale_range):
+        assert scale_range == (0.5, 2.5)
+        return {name: value / 200 for name, value in scores.items()}
+
+    _, optimizer, scheduler = balanced(tail=tail, score=score, assignment=assignment, scale_range=(0.5, 2.5))
+    assert sorted(seen) == [14, 18, 20]
+    assert scheduler.last_scores == {"3": 220.0, "6": 200.0, "9": 160.0}
+    assert scheduler.last_scales == {"3": 1.1, "6": 1.0, "9": 0.8}
+    assert rates_of(optimizer) == pytest.approx([0.1, 0.11, 0.1, 0.08, 0.1])
+
+
+def test_a_callable_that_gives_no_number_is_an_error_that_names_the_layer():
+    _, _, scheduler = balanced(score=lambda spectrum, fit: math.nan, start=1)
+    before = snapshot(scheduler)
+    with pytest.raises(TempBalanceError, match="layer '3'"):
+        scheduler.rescore()
+    assert snapshot(scheduler) == before
+
+
+def test_an_assignment_that_forgets_a_layer_is_an_error_that_names_it():
+    with pytest.raises(TempBalanceError, match="layer '6'"):
+        balanced(assignment=lambda scores, scale_range: {"3": 1.0, "9": 1.0})
+
+
+def test_it_is_a_scheduler_of_torch():
+    _, optimizer, scheduler = balanced(lambda each: LinearLR(each, 0.5, total_iters=2))
+    assert isinstance(scheduler, LRScheduler)
+    assert scheduler.base_lrs == [0.1] * 5
+    assert scheduler.get_last_lr() == rates_of(optimizer)
+    assert scheduler.last_epoch == 0

@@ -1,0 +1,432 @@
+"""TempBalance saved, loaded, pickled and copied: going on equals never having stopped, to the bit."""
+
+import copy
+import io
+import itertools
+import math
+import pickle
+import random
+from collections import Counter
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ExponentialLR, LinearLR, SequentialLR, StepLR
+
+from tempbalance import TempBalance, param_groups
+from tests.cases import train_step
+from tests.schedules import OPTIMIZERS, SCHEDULES, advance, rates_of, shake, small_mlp, two_rates
+
+# torch's own warns of a sequence on a copied optimizer, whose step is not wrapped any more
+pytestmark = pytest.mark.filterwarnings("error", "ignore:Seems like `optimizer.step")
+
+NUM_STEPS = 32
+STOPS = sorted(random.Random(7).sample(range(NUM_STEPS), 20))
+RESUMED = [
+    ("lambda_object", "sgd"),
+    ("multiplicative_per_group", "adamw"),
+    ("cosine_short", "adamw"),
+    ("cyclic_exp_range", "sgd"),
+    ("cyclic_triangular2", "adam"),
+    ("one_cycle", "sgd"),
+    ("one_cycle_three_phase", "adamw"),
+    ("plateau", "sgd"),
+    ("sequential_of_three", "sgd"),
+    ("sequential_in_chained", "adamw"),
+]
+
+PARTS = ("model", "optimizer", "scheduler")
+ORDERS = [*itertools.permutations(PARTS)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """So small a model trains faster on one, above all beside other work."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def build(name, kind="sgd", *, seed=0, saved=None, rate=None, **options):
+    """A run; an optimizer's state, if given, is loaded before anything is built on it."""
+    model = small_mlp(seed)
+    groups = two_rates(model, (0.05, 0.01)) if rate is None else two_rates(model, (rate, rate / 4))
+    optimizer = OPTIMIZERS[kind](param_groups(model, groups))
+    if saved is not None:
+        optimizer.load_state_dict(saved)
+    schedule = name and SCHEDULES[name](optimizer)
+    options = {"min_eigenvalues": 8, "interval": 4, "start": 2, **options}
+    return SimpleNamespace(
+        model=model, optimizer=optimizer, scheduler=TempBalance(optimizer, model, schedule, **options)
+    )
+
+
+def go_on(run, start, stop):
+    """Train, and give what was written at each step: rates, and the momentum or betas that the schedule drives."""
+    written = []
+    for step in range(start, stop):
+        batch = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+        train_step(run.model, run.optimizer, batch)
+        advance(run.scheduler, step)
+        driven = [(group.get("momentum"), group.get("betas")) for group in run.optimizer.param_groups]
+        written.append((rates_of(run.optimizer), driven))
+    return written
+
+
+def save(run):
+    """The three states, through a file that holds nothing but numbers, strings and tensors."""
+    file = io.BytesIO()
+    torch.save({part: getattr(run, part).state_dict() for part in PARTS}, file)
+    return file.getvalue()
+
+
+def load(saved):
+    return torch.load(io.BytesIO(saved), weights_only=True)
+
+
+def assert_same_weights(run, weights):
+    assert all(map(torch.equal, run.model.parameters(), weights))
+
+
+@cache
+def reference(name, kind):
+    """What an uninterrupted run wrote, its last weights, and its state before each step."""
+    run, written, states = build(name, kind), [], []
+    for step in range(NUM_STEPS):
+        states.append(save(run))
+        written += go_on(run, step, step + 1)
+    assert len(set(map(str, written))) > NUM_STEPS / 4
+    return written, [each.detach().clone() for each in run.model.parameters()], states
+
+
+def test_the_stops_lie_all_over_the_run():
+    assert len(STOPS) == 20
+    assert STOPS[0] < 5
+    assert STOPS[-1] > 27
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("name", "kind"), RESUMED)
+def test_resuming_equals_never_having_stopped(name, kind, stop):
+    written, weights, states = reference(name, kind)
+    saved, run = load(states[stop]), build(name, kind, seed=99)
+    for part in ORDERS[stop % 6]:
+        getattr(run, part).load_state_dict(saved[part])
+    assert go_on(run, stop, NUM_STEPS) == written[stop:]
+    assert_same_weights(run, weights)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize(("name", "kind"), RESUMED[1::2])
+def test_the_order_of_loading_does_not_matter(name, kind, order):
+    written, weights, states = reference(name, kind)
+    saved, run = load(states[17]), build(name, kind, seed=99)
+    for part in order:
+        getattr(run, part).load_state_dict(saved[part])
+    assert go_on(run, 17, NUM_STEPS) == written[17:]
+    assert_same_weights(run, weights)
+
+
+@pytest.mark.parametrize("stop", [1, 17])
+@pytest.mark.parametrize(("name", "kind"), RESUMED)
+def test_the_optimizer_can_be_loaded_before_the_rest_is_built(name, kind, stop):
+    written, weights, states = reference(name, kind)
+    saved = load(states[stop])
+    run = build(name, kind, seed=99, saved=saved["optimizer"])
+    run.scheduler.load_state_dict(saved["scheduler"])
+    run.model.load_state_dict(saved["model"])
+    assert go_on(run, stop, NUM_STEPS) == written[stop:]
+    assert_same_weights(run, weights)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+def test_every_schedule_resumes(name, number):
+    run = build(name, rate=number(0.05), interval=2, start=0)
+    go_on(run, 0, 9)
+    saved = load(save(run))
+    other = build(name, rate=number(0.05), seed=99)
+    for part in PARTS:
+        getattr(other, part).load_state_dict(saved[part])
+    assert rates_of(other.optimizer) == rates_of(run.optimizer)
+    assert go_on(other, 9, 15) == go_on(run, 9, 15)
+    assert_same_weights(other, run.model.parameters())
+    assert str(other.scheduler.table()) == str(run.scheduler.table())
+
+
+def test_it_resumes_without_a_schedule():
+    run = build(None)
+    go_on(run, 0, 9)
+    saved, other = load(save(run)), build(None, seed=99, rate=0.7)
+    for part in PARTS:
+        getattr(other, part).load_state_dict(saved[part])
+    assert go_on(other, 9, 20) == go_on(run, 9, 20)
+    assert_same_weights(other, run.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["cosine", "sequential", "one_cycle", "plateau"])
+def test_load_state_dict_alone_writes_the_rates_in_place_of_others(name):
+    run = build(name)
+    go_on(run, 0, 10)
+    other = build(name, seed=99)
+    before = rates_of(other.optimizer)
+    other.scheduler.load_state_dict(run.scheduler.state_dict())
+    assert rates_of(other.optimizer) == rates_of(run.optimizer) == other.scheduler.get_last_lr()
+    assert rates_of(other.optimizer) != before
+    assert other.scheduler.last_scores == run.scheduler.last_scores
+    assert other.scheduler.last_epoch == 10
+    assert other.scheduler.schedule.last_epoch == 10
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+def test_a_tensor_rate_keeps_its_place_when_a_state_is_loaded(number):
+    run = build("exponential", rate=number(0.05))
+    go_on(run, 0, 7)
+    other = build("exponential", rate=torch.tensor(0.05), seed=99)
+    tensors = [group["lr"] for group in other.optimizer.param_groups]
+    other.scheduler.load_state_dict(load(save(run))["scheduler"])
+    assert all(group["lr"] is each for group, each in zip(other.optimizer.param_groups, tensors, strict=True))
+    assert [float(each) for each in tensors] == pytest.approx(rates_of(run.optimizer), rel=1e-6)
+
+
+def test_an_optimizer_state_whose_groups_share_a_tensor_rate_can_be_loaded():
+    model = small_mlp()
+    plain = SGD(param_groups(model), lr=torch.tensor(0.1))  # never saw a TempBalance: torch shares the Tensor
+    optimizer = SGD(param_groups(model), lr=torch.tensor(0.1))
+    scheduler = TempBalance(optimizer, model, ExponentialLR(optimizer, 0.5), min_eigenvalues=8)
+    optimizer.load_state_dict(plain.state_dict())
+    optimizer.step()
+    scheduler.step()
+    expected = [0.05 * scheduler.last_scales.get(group["layer"], 1) for group in optimizer.param_groups]
+    assert rates_of(optimizer) == pytest.approx(expected, rel=1e-6)
+
+
+# copies
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_copy_goes_on_like_the_original_and_apart_from_it(name, way):
+    run = build(name, interval=2, start=0)
+    go_on(run, 0, 6)
+    other = way(run)
+    assert other.scheduler.optimizer is other.optimizer
+    assert other.scheduler.schedule.optimizer is other.optimizer
+    expected = go_on(run, 6, 12)
+    assert other.scheduler.last_epoch == 6
+    assert go_on(other, 6, 12) == expected
+    assert_same_weights(other, run.model.parameters())
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))], ids=["copy", "pickle"])
+def test_a_second_one_on_a_copied_optimizer_does_not_compound(way):
+    run = build("exponential", start=0)
+    other = way(run)
+    second = TempBalance(other.optimizer, other.model, other.scheduler.schedule, min_eigenvalues=8)
+    assert second.last_scales == run.scheduler.last_scales
+    assert rates_of(other.optimizer) == pytest.approx(rates_of(run.optimizer), rel=1e-12)
+    with pytest.raises(RuntimeError, match="taken over"):
+        other.scheduler.step()
+
+
+# the state
+
+
+def assert_plain(value):
+    """Nothing but what ``weights_only=True`` loads."""
+    if isinstance(value, dict):
+        assert type(value) in (dict, Counter)
+        for key, each in value.items():
+            assert type(key) in (str, int)
+            assert_plain(each)
+    elif isinstance(value, list | tuple):
+        assert type(value) in (list, tuple)
+        for each in value:
+            assert_plain(each)
+    else:
+        assert type(value) in (int, float, bool, str, type(None), torch.Tensor)
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_state_holds_only_plain_types_and_is_a_snapshot(name, number):
+    run = build(name, rate=number(0.05), start=0, interval=1)
+    go_on(run, 0, 3)
+    state = run.scheduler.state_dict()
+    assert_plain(state)
+    before = repr(state)
+    shake(run.model, 0)
+    go_on(run, 3, 6)
+    assert repr(state) == before
+    assert repr(run.scheduler.state_dict()) != before
+
+
+def test_callables_are_left_out_of_the_state_and_stay_those_of_the_scheduler():
+    def score(spectrum, fit):
+        return fit.alpha**2
+
+    def assignment(scores, scale_range):
+        return {name: 1 + value / 100 for name, value in scores.items()}
+
+    options = {"score": score, "assignment": assignment, "start": 0}
+    run = build("cosine", **options)
+    go_on(run, 0, 5)
+    assert_plain(run.scheduler.state_dict())
+    saved, other = load(save(run)), build("cosine", seed=99, **options)
+    for part in PARTS:
+        getattr(other, part).load_state_dict(saved[part])
+    assert go_on(other, 5, 12) == go_on(run, 5, 12)
+
+
+@pytest.mark.parametrize("name", ["lambda_object", "cyclic_own", "one_cycle", "sequential_in_chained", "multistep"])
+def test_loading_changes_nothing_in_the_state_and_can_be_done_twice(name):
+    run = build(name)
+    go_on(run, 0, 9)
+    state = run.scheduler.state_dict()
+    before = repr(state)
+    first, second = build(name, seed=1), build(name, seed=2)
+    for other in (first, second):
+        other.model.load_state_dict(run.model.state_dict())
+        other.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+        other.scheduler.load_state_dict(state)
+    go_on(first, 9, 12)
+    first.model.load_state_dict(run.model.state_dict())
+    first.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+    first.scheduler.load_state_dict(state)
+    assert repr(state) == before
+    expected = go_on(run, 9, 15)
+    assert go_on(first, 9, 15) == expected
+    assert go_on(second, 9, 15) == expected
+    assert repr(state) == before
+
+
+OTHER_OPTIONS = {
+    "scale_range": (0.8, 1.1),
+    "tail": "peak",
+    "tail_fraction": 0.3,
+    "score": "stable_rank",
+    "assignment": "step",
+    "interval": 7,
+    "start": 0,
+    "score_first": True,
+    "score_last": True,
+    "min_eigenvalues": 4,
+    "exclude": ["3"],
+    "fused": {"6": 2},
+}
+
+
+@pytest.mark.parametrize("option", OTHER_OPTIONS)
+def test_a_state_brings_its_options_along(option):
+    run = build("cosine")
+    go_on(run, 0, 7)
+    other = build("cosine", seed=99, **{option: OTHER_OPTIONS[option]})
+    for part in PARTS:
+        getattr(other, part).load_state_dict(load(save(run))[part])
+    assert repr(other.scheduler.state_dict()) == repr(run.scheduler.state_dict())
+    assert go_on(other, 7, 20) == go_on(run, 7, 20)
+
+
+@pytest.mark.parametrize("option", OTHER_OPTIONS)
+def test_a_state_with_other_options_than_the_defaults_is_loaded(option):
+    run = build("cosine", **{option: OTHER_OPTIONS[option]})
+    go_on(run, 0, 7)
+    other = build("cosine", seed=99)
+    for part in PARTS:
+        getattr(other, part).load_state_dict(load(save(run))[part])
+    assert go_on(other, 7, 20) == go_on(run, 7, 20)
+
+
+def snapshot(run):
+    schedule = run.scheduler.schedule
+    return repr((run.scheduler.state_dict(), run.optimizer.param_groups, schedule and schedule.state_dict()))
+
+
+def assert_refused(run, state):
+    before = snapshot(run)
+    with pytest.raises(ValueError, match="state"):
+        run.scheduler.load_state_dict(state)
+    assert snapshot(run) == before
+    go_on(run, 0, 1)
+
+
+@pytest.mark.parametrize(("saved", "built"), [("cosine", "step"), ("cosine", None), (None, "cosine")])
+def test_a_state_of_another_schedule_is_refused_and_nothing_changes(saved, built):
+    run = build(saved)
+    go_on(run, 0, 4)
+    assert_refused(build(built, seed=99), run.scheduler.state_dict())
+
+
+def nested(kind, *parts):
+    """A chain or a sequence of the parts."""
+
+    def make(optimizer):
+        inner = [part(optimizer) for part in parts]
+        return (
+            ChainedScheduler(inner) if kind == "chained" else SequentialLR(optimizer, inner, [3, 6][: len(inner) - 1])
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["chained", "sequential"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [ConstantLR, lambda each: StepLR(each, 2)],
+        [lambda each: StepLR(each, 2), ConstantLR, LinearLR],
+        [ConstantLR],
+    ],
+    ids=["other", "more", "fewer"],
+)
+def test_a_state_of_another_chain_or_sequence_is_refused_and_nothing_changes(kind, parts, monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "saved", nested(kind, lambda each: StepLR(each, 2), ConstantLR))
+    monkeypatch.setitem(SCHEDULES, "built", nested(kind, *parts))
+    run = build("saved")
+    go_on(run, 0, 2)
+    assert_refused(build("built", seed=99), run.scheduler.state_dict())
+
+
+def test_a_state_of_other_groups_is_refused_and_nothing_changes():
+    run = build("cosine")
+    go_on(run, 0, 4)
+    model = nn.Sequential(nn.Linear(16, 20), nn.Linear(20, 20), nn.Linear(20, 16))
+    optimizer = SGD(param_groups(model), lr=0.1)
+    scheduler = TempBalance(optimizer, model, SCHEDULES["cosine"](optimizer), min_eigenvalues=8)
+    assert_refused(SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler), run.scheduler.state_dict())
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 2}, {"last_epoch": 3, "base_lrs": [0.1]}])
+def test_what_is_no_state_is_refused_and_nothing_changes(state):
+    assert_refused(build("cosine"), state)
+
+
+def test_the_state_of_a_torch_scheduler_is_refused():
+    run = build("cosine")
+    assert_refused(run, run.scheduler.schedule.state_dict())
+
+
+def test_a_state_from_before_the_first_scoring_is_loaded_into_one_that_has_scored():
+    run = build("cosine", start=6)
+    go_on(run, 0, 2)
+    other = build("cosine", seed=99, start=0)
+    assert other.scheduler.last_scales
+    for part in PARTS:
+        getattr(other, part).load_state_dict(load(save(run))[part])
+    assert other.scheduler.last_scales == {}
+    assert {row.reason for row in other.scheduler.table()} == {"not scored yet"}
+    assert go_on(other, 2, 10) == go_on(run, 2, 10)
+
+
+def test_the_table_survives_the_file():
+    run = build("cosine", start=0, exclude=["9"], fused={"6": 2})
+    saved = load(save(run))
+    other = build("cosine", seed=99, start=0)
+    assert str(other.scheduler.table()) != str(run.scheduler.table())
+    other.scheduler.load_state_dict(saved["scheduler"])
+    assert [*other.scheduler.table()] == [*run.scheduler.table()]
+    assert all(math.isfinite(row.score) for row in other.scheduler.table() if not row.reason)
