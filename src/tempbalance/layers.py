@@ -19,7 +19,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from tempbalance.core.matrices import Cut, cut_convolution, cut_fused, cut_matrix, cut_stack
 from tempbalance.errors import WeightError
-from tempbalance.lora import base_of, has_lora, merged_weight
+from tempbalance.lora import base_of, has_lora, is_conv1d, merged_weight
 from tempbalance.wrappers import unwrap
 
 _BIAS = re.compile(r"(^|_)bias")
@@ -119,9 +119,9 @@ def _visit(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Layer
     if module in seen:
         return
     seen.add(module)
-    if has_lora(module):
+    if has_lora(module) and (layer := _lora(name, module)) is not None:
         seen.update(module.modules())
-        yield from _lora(name, module)
+        yield layer
         return
     yield from _own(name, module)
     for child_name, child in module._modules.items():
@@ -220,26 +220,28 @@ def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: lis
         return None
     if _EMBEDDING.search(key) or (len(shape) == 3 and shape[0] == 1):
         return make(cut_matrix, left_out="embedding", bare=True)
-    if any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and key == "weight":
+    if is_conv1d(module) and key == "weight":
         return make(cut_matrix, out_dim=1, widths=(shape[1],))
     cut = cut_matrix if len(shape) == 2 else cut_stack if len(shape) == 3 else cut_convolution
     is_bare = not isinstance(module, nn.MultiheadAttention)
     return make(cut, widths=shape[:1] if len(shape) != 3 else shape[1:], bare=is_bare)
 
 
-def _lora(name: str, module: nn.Module) -> Iterator[Layer]:
+def _lora(name: str, module: nn.Module) -> Layer | None:
     """The one layer of a module with low-rank adapters, which follow the merged weight."""
     base = base_of(module)
-    assert base is not None
-    base = unwrap(base)
-    load, made_of = _tensors(base)["weight"]
+    tensors = {} if base is None else _tensors(base := unwrap(base))
+    if base is None or "weight" not in tensors:
+        return None
+    load, made_of = tensors["weight"]
     layer = _layer(base, "weight", load, made_of)
-    if layer is None:
-        return
-    layer.name = name or "weight"
-    layer.load = lambda: merged_weight(module, load())
-    layer.parameters = [*made_of, *(each for each in module.parameters() if not any(each is one for one in made_of))]
-    yield layer
+    if layer is not None:
+        others = [each for each in module.parameters() if not any(each is one for one in made_of)]
+        layer.name = name or "weight"
+        layer.load = lambda: merged_weight(module, load())
+        layer.parameters = [*made_of, *(each for each in others if each.dim() > 1)]
+        layer.followers = [each for each in others if each.dim() <= 1]
+    return layer
 
 
 def _is_embedding(module: nn.Module) -> bool:

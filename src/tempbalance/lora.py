@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tempbalance.core.spectrum import check_weight
 from tempbalance.errors import WeightError
 
 _PAIRS = (("lora_A", "lora_B"), ("lora_a", "lora_b"))
-_BASES = ("base_layer", "base", "linear", "original", "layer")
+_BASES = ("base_layer", "base", "linear", "conv", "original", "layer")
 
 
 def has_lora(module: nn.Module) -> bool:
@@ -41,25 +42,32 @@ def merged_weight(module: nn.Module, base: Tensor) -> Tensor:
         base: The weight without the product.
 
     Raises:
-        WeightError: If the product does not have the shape of the weight.
+        WeightError: If the weight has no spectrum, or the product does not have its shape.
     """
-    if getattr(module, "merged", False) or getattr(module, "disable_adapters", False):
+    check_weight(base)
+    if any(getattr(module, name, False) for name in ("merged", "disable_adapters", "disabled")):
         return base
     merged = base.detach().to(torch.promote_types(base.dtype, torch.float32))
-    for down, up, scaling in _pairs(module):
-        merged = merged + scaling * _product(down.detach().to(merged), up.detach().to(merged), base.shape)
+    is_transposed = getattr(module, "fan_in_fan_out", False) or is_conv1d(base_of(module))
+    with torch.autocast(base.device.type, enabled=False):
+        for down, up, scaling in _pairs(module):
+            product = _product(down.detach().to(merged), up.detach().to(merged), base.shape, is_transposed)
+            merged = merged + scaling * product
     return merged
 
 
-def _product(down: Tensor, up: Tensor, shape: torch.Size) -> Tensor:
-    """The product in the weight's orientation; ``Conv1D`` and ``x @ A @ B`` keep theirs transposed."""
+def is_conv1d(module: object) -> bool:
+    """Whether a module is the ``Conv1D`` of GPT-2, a Linear with its weight transposed."""
+    return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__)
+
+
+def _product(down: Tensor, up: Tensor, shape: torch.Size, is_transposed: bool) -> Tensor:
+    """The product in the weight's orientation; ``x @ A @ B`` keeps its factors the other way round."""
     down, up = down.flatten(1), up.flatten(1)
     if up.shape[1] == down.shape[0]:
-        product = up @ down
-        if product.numel() == shape.numel() and product.shape[0] == shape[0]:
+        product = (up @ down).T if is_transposed else up @ down
+        if product.shape == shape or (len(shape) > 2 and product.numel() == shape.numel()):
             return product.reshape(shape)
-        if product.T.shape == shape:
-            return product.T
     if down.shape[1] == up.shape[0] and (down @ up).T.shape == shape:
         return (down @ up).T
     raise WeightError(f"a LoRA pair {tuple(down.shape)}, {tuple(up.shape)} does not multiply to the base weight")

@@ -45,6 +45,9 @@ class Scoring:
             raise TypeError(f"exclude must be a list of name patterns, got the string {self.exclude!r}")
         if not isinstance(self.fused, Mapping):
             raise TypeError(f"fused must map name patterns to parts, got {self.fused!r}")
+        for pattern, sizes in self.fused.items():
+            if not all(isinstance(size, int) for size in (sizes if isinstance(sizes, list | tuple) else [sizes])):
+                raise ValueError(f"fused must give a number of parts or their sizes, got {sizes!r} for {pattern!r}")
 
 
 def check_count(name: str, value: int, *, least: int) -> None:
@@ -224,7 +227,7 @@ def _row(layer: Layer, jobs: list[_Job], reason: str) -> LayerRow:
         ks=max(fit.ks for fit in fits) if fits else None,
         num_tail=sum(fit.num_tail for fit in fits) if fits else None,
         score=fmean(scores) if scores else None,
-        reason=jobs[0].reason if jobs and not scores else reason,
+        reason=reason if reason or scores else jobs[0].reason if jobs else "it has no matrices",
         parts=tuple(map(_part_row, jobs)) if len(jobs) > 1 else (),
     )
 

@@ -53,9 +53,14 @@ def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
     Args:
         weight: Kernel of shape ``(out, in / groups, *positions)``, or transposed
             ``(in, out / groups, *positions)``: both are grouped along their first dimension.
-        groups: How many independent convolutions the kernel holds, a divisor of its first dimension.
+        groups: How many independent convolutions the kernel holds.
+
+    Raises:
+        WeightError: If ``groups`` does not divide the first dimension.
     """
     first, second = weight.shape[:2]
+    if first % groups:
+        raise WeightError(f"groups must divide the first dimension, got {groups} groups of {first}")
     num_positions = math.prod(weight.shape[2:])
     grouped = weight.reshape(groups, first // groups, second, num_positions)
     slices = grouped.permute(3, 0, 1, 2).reshape(num_positions * groups, first // groups, second)
@@ -77,8 +82,10 @@ def cut_fused(weight: Tensor, *, sizes: int | Sequence[int], names: Sequence[str
         dim: The output dimension of the weight: 0 for ``Linear``, 1 for the ``Conv1D`` of GPT-2.
 
     Raises:
-        WeightError: If the parts do not add up to the weight.
+        WeightError: If the parts do not add up to the weight, or it is not 2-D.
     """
+    if weight.dim() != 2:
+        raise WeightError(f"a fused weight has two dimensions, got {weight.dim()}")
     length = weight.shape[dim]
     if isinstance(sizes, int):
         if sizes < 1 or length % sizes:

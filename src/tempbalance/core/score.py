@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -48,7 +49,7 @@ def compute_score(spectrum: Tensor, fit: TailFit | None, *, score: ScoreName | S
     if fit is None and (callable(score) or score in NEEDS_FIT):
         raise ScoreError(f"{score!r} needs a tail fit")
     value = float(score(spectrum, fit)) if callable(score) else _FUNCTIONS[score](spectrum, fit)  # type: ignore[arg-type]
-    if not torch.isfinite(torch.tensor(value, dtype=torch.float64)):
+    if not math.isfinite(value):
         raise ScoreError(f"score must be finite, got {value} from {score!r}")
     return value
 
@@ -60,7 +61,7 @@ def _alpha_weighted(spectrum: Tensor, fit: TailFit) -> float:
 def _log_alpha_norm(spectrum: Tensor, fit: TailFit) -> float:
     # log10 sum_i x_i^alpha, in logarithms because x^alpha may overflow
     logs = spectrum[spectrum > 0].log() * fit.alpha
-    return float(logs.logsumexp(0) / torch.tensor(10.0, dtype=torch.float64).log())
+    return float(logs.logsumexp(0)) / math.log(10)
 
 
 def _entropy(spectrum: Tensor, _: TailFit) -> float:
@@ -68,7 +69,7 @@ def _entropy(spectrum: Tensor, _: TailFit) -> float:
     shares = spectrum / spectrum.sum()
     if len(spectrum) < 2:
         return 0.0
-    return float(-torch.xlogy(shares, shares).sum() / torch.tensor(float(len(spectrum))).double().log())
+    return float(-torch.xlogy(shares, shares).sum()) / math.log(len(spectrum))
 
 
 _FUNCTIONS: dict[str, ScoreFunction] = {

@@ -22,12 +22,13 @@ from torch import Tensor
 from tempbalance.core.matrices import Part, cut_by_shape, cut_convolution
 from tempbalance.errors import WeightError
 
-# float32 resolves an eigenvalue to about 1e-6 of the largest one. A threshold or a spread below this fraction of the
-# largest is worked out again in float64; above it, alpha in float32 is off by about 1e-6 at the most.
-DOUBT = 1e-3
+# float32 resolves an eigenvalue to a few 1e-7 of the largest one. A threshold or a spread below this fraction of the
+# largest is worked out again in float64; above it, alpha in float32 is off by up to 1e-6 (docs/decisions/0002).
+DOUBT = 1e-2
 
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
 _CHUNK_SIZE = 2**22  # entries in one job
+_NOTHING = -(10**6)  # exponent of a job that is all zero
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def spectrum(weight: Tensor, *, groups: int = 1) -> Tensor:
     """
     check_weight(weight)
     weight = weight.detach()
-    parts = cut_convolution(weight, groups=groups) if groups > 1 else cut_by_shape(weight)
+    parts = cut_convolution(weight, groups=groups) if groups > 1 and weight.dim() > 2 else cut_by_shape(weight)
     (result,) = spectra(parts, double=True)
     if isinstance(result, WeightError):
         raise result
@@ -197,6 +198,8 @@ def _solve(slices: Tensor, double: bool) -> _Solved:
     largest = float(torch.linalg.vector_norm(slices, math.inf))
     if not math.isfinite(largest):
         raise WeightError("must be finite, has an entry that is NaN or infinite")
+    if largest == 0:
+        return _Solved(torch.zeros(slices.shape[0] * min(slices.shape[1:]), dtype=torch.float64), _NOTHING, 0.0)
     exponent = math.frexp(largest)[1]
     half = exponent // 2  # in two steps, because 2**-exponent is infinite for a denormal weight
     slices = slices * 2.0**-half * 2.0 ** (half - exponent)
@@ -219,8 +222,7 @@ def _pool(part: Part, jobs: list[Future[_Solved]]) -> Spectrum | WeightError:
         return err
     if not solved:
         return Spectrum(torch.zeros(0, dtype=torch.float64), 0, 0.0, 0.0, precise=True)
-    eps = solved[0].eps
-    exponent = max(each.exponent for each in solved)
+    eps, exponent = max(each.eps for each in solved), max(each.exponent for each in solved)
     values = torch.cat([torch.from_numpy(_ldexp(each.values.numpy(), each.exponent - exponent)) for each in solved])
     values = (values * part.factor).clamp(min=0).sort().values
     _, rows, columns = part.slices.shape

@@ -100,10 +100,13 @@ def fit_hill(spectrum: Tensor, *, num_tail: int) -> TailFit:
     if xmin <= 0:
         raise TailError("the threshold is zero")
     # Eq. 3: alpha = 1 + k / sum_i log(x_i / xmin), x_i the k largest, xmin the next one down
-    log_ratios = np.log(tail / xmin)
+    with np.errstate(over="ignore"):
+        log_ratios = np.log(tail / xmin)
     log_sum = log_ratios.sum()
     if log_sum <= 0:
         raise TailError(f"all {num_tail} tail values equal {xmin:.3g}")
+    if not np.isfinite(log_sum):
+        raise TailError(f"the tail values are too far above the threshold, {xmin:.3g}, for float64")
     alpha = 1 + num_tail / log_sum
     return TailFit(float(alpha), float(xmin), _distance(log_ratios, alpha), num_tail)
 
@@ -147,12 +150,16 @@ def fit_peak(spectrum: Tensor) -> TailFit:
 
 
 def _as_array(spectrum: Tensor) -> Array:
-    return np.asarray(spectrum.detach().cpu().double().numpy())
+    values: Array = spectrum.detach().cpu().double().numpy()
+    if not np.isfinite(values).all():
+        raise TailError("eigenvalues must be finite, got NaN or infinity")
+    return values
 
 
 def _positive(spectrum: Tensor) -> Array:
     values = _as_array(spectrum)
     values = values[values > 0]
+    values = values[values / values[-1:] > 0]  # what is so small beside the largest that their ratio is zero
     if len(values) < 2 or values[0] == values[-1]:
         raise TailError(f"{len(values)} positive eigenvalues, not two different ones: alpha is undefined")
     return values
@@ -177,12 +184,12 @@ def _search(values: Array, candidates: npt.NDArray[np.int64]) -> TailFit:
     """
     # of equal values the first is the threshold: the tail is all that is not below it
     candidates = candidates[(candidates == 0) | (values[candidates] > values[candidates - 1])]
-    candidates = candidates[values[candidates] < values[-1]]
-    if len(candidates) == 0:
-        raise TailError("all eigenvalues that could be the threshold are equal: alpha is undefined")
     logs = np.log(values / values[-1])
     num_tails = len(values) - candidates
     log_sums = np.cumsum(logs[::-1])[::-1][candidates] - num_tails * logs[candidates]
+    candidates, num_tails, log_sums = (each[log_sums > 0] for each in (candidates, num_tails, log_sums))
+    if len(candidates) == 0:
+        raise TailError("all eigenvalues that could be the threshold are equal to the largest: alpha is undefined")
     slopes = num_tails / log_sums  # alpha - 1
 
     def deviations(rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Array:

@@ -1,0 +1,1 @@
+"""The paper: its data, networks, methods, training and studies."""

@@ -1,0 +1,111 @@
+"""Batches of images: shuffled, cropped, flipped and normalised on the device where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+PAD = 4  # zeros on each side before a crop, as in the paper
+
+
+def augment(images: Tensor, *, crop: bool, flip: bool, generator: torch.Generator) -> Tensor:
+    """Crop and flip each image of a batch in its own way.
+
+    Args:
+        images: Shape ``(B, C, H, W)``, uint8.
+        crop: Pad each side with four zeros and cut the original size out at a random place, one of 81.
+        flip: Mirror left and right, one image in two.
+        generator: What offsets and flips are drawn from, in this order; it may be on another device than the images.
+
+    Returns:
+        A batch of the same shape, type and device.
+    """
+    if crop:
+        offsets = torch.randint(2 * PAD + 1, (2, len(images)), generator=generator, device=generator.device)
+        top, left = offsets.to(images.device)
+        images = _crop(images, top, left)
+    if flip:
+        flips = torch.randint(2, (len(images), 1, 1, 1), generator=generator, device=generator.device)
+        images = torch.where(flips.to(images.device).bool(), images.flip(3), images)
+    return images
+
+
+def _crop(images: Tensor, top: Tensor, left: Tensor) -> Tensor:
+    """Cut an image's own size out of each padded image, at its ``top`` and ``left``, shape ``(B,)``."""
+    height, width = images.shape[2:]
+    windows = functional.pad(images, (PAD, PAD, PAD, PAD)).unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(len(images), device=images.device), :, top, left]
+
+
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Images as float32, scaled to 0..1, minus the mean, over the standard deviation, each per channel.
+
+    Args:
+        images: Shape ``(B, C, H, W)``, uint8.
+        mean: Of each channel, for pixels scaled to 0..1.
+        std: Likewise, positive.
+
+    Raises:
+        ValueError: If there is not one mean and one positive standard deviation a channel.
+    """
+    num_channels = images.shape[1]
+    if len(mean) != num_channels or len(std) != num_channels or min(std) <= 0:
+        raise ValueError(f"mean and std > 0 must have {num_channels} values, got {mean!r} and {std!r}")
+    # (x / 255 - mean) / std
+    shift, scale = (255 * torch.tensor(each).to(images.device)[:, None, None] for each in (mean, std))
+    return images.to(torch.float32, copy=True).sub_(shift).div_(scale)
+
+
+def batches(
+    images: Tensor,
+    labels: Tensor,
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    crop: bool,
+    flip: bool,
+    mean: Sequence[float],
+    std: Sequence[float],
+    drop_last: bool = False,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The training batches of one epoch.
+
+    Order, crops and flips follow from ``(seed, epoch)`` alone, on every device: the same call gives the same bits.
+
+    Args:
+        images: Shape ``(N, C, H, W)``, uint8.
+        labels: Shape ``(N,)``, on the same device.
+        batch_size: How many images a batch has; the last one has what remains.
+        seed: The run's seed, 0 or more.
+        epoch: The epoch's number, 0 or more.
+        crop: See `augment`.
+        flip: See `augment`.
+        mean: See `normalize`.
+        std: See `normalize`.
+        drop_last: Leave out a last batch that is smaller than the others.
+
+    Raises:
+        ValueError: If an option is out of its range or there is not one label an image.
+    """
+    if len(images) != len(labels):
+        raise ValueError(f"there must be one label an image, got {len(labels)} labels for {len(images)} images")
+    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("epoch", epoch, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    state = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
+    generator = torch.Generator().manual_seed(int(state[0]))
+    order = torch.randperm(len(images), generator=generator).to(images.device)
+
+    def generate() -> Iterator[tuple[Tensor, Tensor]]:
+        end = len(order) - len(order) % batch_size if drop_last else len(order)
+        for start in range(0, end, batch_size):
+            chosen = order[start : start + batch_size]
+            batch = augment(images[chosen], crop=crop, flip=flip, generator=generator)
+            yield normalize(batch, mean, std), labels[chosen]
+
+    return generate()

@@ -1,0 +1,202 @@
+"""Files from elsewhere: downloaded once, checked, kept in a cache; archives are read without being unpacked."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path, PureWindowsPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from requests import Response
+
+ATTEMPTS = 5  # for one address, while bytes arrive
+TIMEOUT = (10, 60)  # seconds to connect, and without a byte
+LOCK_TIMEOUT = 3600  # seconds to wait for another process that downloads the same file
+CHUNK = 1 << 14  # at most so many bytes are lost when a connection is cut
+
+
+class DownloadError(OSError):
+    """A file that none of its addresses gave."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file to download.
+
+    Attributes:
+        name: Its path inside the cache folder.
+        urls: Its addresses, in the order in which they are tried.
+        md5: The checksum of its bytes.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    md5: str
+
+
+def cache_folder(cache: Path | None = None) -> Path:
+    """Where downloads are kept: ``cache``, else ``$TEMPBALANCE_CACHE``, else the system's folder for caches."""
+    if cache is None and (setting := os.environ.get("TEMPBALANCE_CACHE")):
+        cache = Path(setting)
+    if cache is None:
+        import pooch  # type: ignore[import-untyped]
+
+        cache = Path(pooch.os_cache("tempbalance"))
+    return cache.expanduser().absolute()
+
+
+def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True) -> Path:
+    """Download a file unless the cache has it, and give its path.
+
+    What arrives is collected in ``<name>.part``. A download that was cut goes on from there, in the same call or a
+    later one, where the server can do that, and starts again where it cannot. The file gets its name only when its
+    checksum is right; wrong bytes are deleted. Processes that want the same file wait for the one that downloads it.
+
+    Args:
+        file: What to download.
+        cache: The cache folder; see `cache_folder`.
+        progress: Show a progress bar on stderr.
+
+    Raises:
+        DownloadError: If no address gave the right bytes; it tells what each gave.
+        OSError: If the cache folder cannot be written.
+    """
+    import pooch
+    from filelock import FileLock
+    from requests import RequestException
+
+    path = cache_folder(cache) / file.name
+    if path.is_file() and pooch.file_hash(str(path), alg="md5") == file.md5:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    retrieve = partial(
+        pooch.retrieve,
+        known_hash=f"md5:{file.md5}",
+        fname=path.name,
+        path=path.parent,
+        downloader=partial(_download, part=part, progress=progress),
+    )
+    pooch.get_logger().setLevel("WARNING")  # the bar and the error say what it would
+    failures = []
+    with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT):
+        for url in file.urls:
+            for _ in range(ATTEMPTS):
+                before = _size(part)
+                try:
+                    return Path(retrieve(url))
+                except RequestException as err:
+                    failures.append(f"{url}: {err}")
+                    again = _size(part) > before
+                except ValueError as err:  # pooch's: the checksum is wrong, both are in its message
+                    failures.append(f"{url}: {err}")
+                    again = before > 0  # the fault may lie in what was there
+                if not again:
+                    break
+    kept = f"; the {_size(part)} bytes in {part} are kept, and the next call goes on from there" if _size(part) else ""
+    raise DownloadError("\n  ".join([f"{file.name} could not be downloaded to {path.parent}{kept}:", *failures]))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _download(url: str, output_file: str, _: object, *, part: Path, progress: bool) -> None:
+    """A downloader for pooch that goes on where the part file ends.
+
+    Raises:
+        RequestException: If the address does not give all of the file.
+    """
+    from requests import ConnectionError
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn(part.stem), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with (
+        _request(url, offset=_size(part)) as response,
+        Progress(*columns, console=Console(stderr=True), disable=not progress) as bar,
+    ):
+        offset = _size(part) if response.status_code == 206 else 0
+        length = response.headers.get("Content-Length")
+        total = None if length is None else offset + int(length)
+        task = bar.add_task("", total=total, completed=offset)
+        with part.open("ab" if offset else "wb") as target:
+            for chunk in response.iter_content(CHUNK):
+                target.write(chunk)
+                bar.advance(task, len(chunk))
+    if total is not None and _size(part) != total:  # urllib3 notices from version 2 on
+        raise ConnectionError(f"the connection ended after {_size(part)} of {total} bytes")
+    part.replace(output_file)
+
+
+def _request(url: str, *, offset: int) -> Response:
+    """Ask for a file from an offset on; the answer has status 206 if it starts there, 200 if at the beginning.
+
+    Raises:
+        RequestException: If the server cannot be reached or refuses.
+    """
+    import requests
+
+    headers = {"Accept-Encoding": "identity"}  # the file itself, not one compressed for the way
+    if offset:
+        headers["Range"] = f"bytes={offset}-"
+    response = requests.get(url, headers=headers, stream=True, timeout=TIMEOUT)
+    if offset and response.status_code == 416:  # nothing is left to send, and yet the file was not complete
+        response.close()
+        return _request(url, offset=0)
+    response.raise_for_status()
+    return response
+
+
+def read_archive(path: Path, *patterns: str) -> dict[str, bytes]:
+    """The files in a tar or zip archive whose names match a pattern, by name, sorted. Nothing is written.
+
+    Raises:
+        ValueError: If a member, wanted or not, is a link or a device or points outside the archive's folder, or if the
+            archive is damaged; it names both.
+    """
+    read = _read_zip if zipfile.is_zipfile(path) else _read_tar
+    try:
+        return dict(sorted(read(path, patterns).items()))
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as err:
+        raise ValueError(f"{path}: not a complete tar or zip archive: {err}") from err
+
+
+def _read_tar(path: Path, patterns: tuple[str, ...]) -> dict[str, bytes]:
+    contents = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            _check_member(path, member.name, is_plain=member.isfile() or member.isdir())
+            if _matches(member.name, patterns) and (file := archive.extractfile(member)) is not None:
+                contents[member.name] = file.read()
+    return contents
+
+
+def _read_zip(path: Path, patterns: tuple[str, ...]) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            _check_member(path, member.filename, is_plain=kind in (0, stat.S_IFREG, stat.S_IFDIR))
+        names = [member.filename for member in archive.infolist() if not member.is_dir()]
+        return {name: archive.read(name) for name in names if _matches(name, patterns)}
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_member(path: Path, name: str, *, is_plain: bool) -> None:
+    """Refuse a member that would reach outside the folder if it were unpacked.
+
+    Raises:
+        ValueError: If it would.
+    """
+    place = PureWindowsPath(name)  # takes both kinds of slashes, and drives
+    if not is_plain or place.anchor or ".." in place.parts:
+        raise ValueError(f"{path}: members must be files or folders inside the archive's folder, got {name!r}")

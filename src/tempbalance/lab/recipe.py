@@ -1,0 +1,155 @@
+"""One run's complete configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from tempbalance.lab.methods import find_method, unknown
+
+SEEDS = (43, 37, 13, 51, 71)  # the paper's
+
+# Initial rates at batch 128: the paper's best for each optimizer, for VGG half of SGD's.
+_RATES = {
+    "sgd": 0.1,
+    "sgdp": 0.1,
+    "lookahead": 0.1,
+    "lars": 28.0,
+    "lamb": 1e-2,
+    "adam": 1e-3,
+    "adamw": 1e-3,
+    "adamp": 1e-3,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to train on what, how, and from which seed. Defaults are the paper's (appendix "Hyperparameter settings").
+
+    Attributes:
+        dataset: A known name, an .npz file or a folder.
+        model: A known network.
+        width: Factor on the network's channels.
+        method: A known method, or ``tb+`` one.
+        seed: All randomness follows from it and the epoch.
+        epochs: How long.
+        lr: Initial rate; ``None`` for the method's own.
+        batch_size: Images a step.
+        momentum: Of SGD and its relatives.
+        weight_decay: Of every optimizer.
+        scale_range: Smallest and largest scale of a balanced method.
+        tail, tail_fraction, score, assignment, interval, start, score_first, score_last, min_eigenvalues: As for
+            `tempbalance.TempBalance`; ``interval`` and ``start`` in epochs.
+        snr: Strength of spectral norm regularisation, where the method has it.
+        restart_epochs, restart_factor: Of SGDR; ``None`` for half the epochs, as the paper's (100, 1) of 200.
+        lookahead_steps, lookahead_alpha: Of Lookahead.
+        limit: Use only the first so many training and test images; ``None`` for all.
+        log_gradients: Whether a layer's line has its gradient norm.
+        log_eigenvalues: Whether a layer's line has its spectrum.
+    """
+
+    dataset: str = "digits"
+    model: str = "resnet18"
+    width: float = 1.0
+    method: str = "tb"
+    seed: int = SEEDS[0]
+    epochs: int = 200
+    lr: float | None = None
+    batch_size: int = 128
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    scale_range: tuple[float, float] = (0.5, 1.5)
+    tail: str = "median"
+    tail_fraction: float = 0.5
+    score: str = "alpha"
+    assignment: str = "linear"
+    interval: int = 1
+    start: int = 0
+    score_first: bool = False
+    score_last: bool = False
+    min_eigenvalues: int = 50
+    snr: float = 0.01
+    restart_epochs: int | None = None
+    restart_factor: int = 1
+    lookahead_steps: int = 10
+    lookahead_alpha: float = 0.8
+    limit: int | None = None
+    log_gradients: bool = False
+    log_eigenvalues: bool = False
+
+    def __post_init__(self) -> None:
+        method = find_method(self.method)
+        for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
+        if self.lr is None:
+            rate = _RATES[method.optimizer]
+            halved = self.model.startswith("vgg") and method.optimizer in ("sgd", "sgdp", "lookahead")
+            object.__setattr__(self, "lr", rate / 2 if halved else rate)
+        if self.restart_epochs is None:
+            object.__setattr__(self, "restart_epochs", max(1, self.epochs // 2))
+        object.__setattr__(self, "scale_range", tuple(self.scale_range))
+
+    @property
+    def name(self) -> str:
+        """Short, for folders and tables."""
+        dataset = Path(self.dataset).stem
+        return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All options as plain values."""
+        return {**dataclasses.asdict(self), "scale_range": list(self.scale_range)}
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> Recipe:
+        """A recipe from options by name.
+
+        Raises:
+            ValueError: If an option is not known; it names the closest.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise ValueError(unknown("option", name, known))
+        return cls(**options)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The options in a YAML or JSON file.
+
+    Raises:
+        ValueError: If the file does not hold options by name.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    options = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(options, dict):
+        raise ValueError(f"{path}: a recipe must be options by name, got {type(options).__name__}")
+    recipe: dict[str, Any] = options.get("recipe", options)
+    return recipe
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    found = {"python": platform.python_version()}
+    for package in ("tempbalance", "torch", "numpy", "lightning", "pytorch_optimizer"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The options in which two recipes differ, in words."""
+    names = [*wanted, *(name for name in saved if name not in wanted)]
+    return [
+        f"{name}: {saved.get(name)!r} in the folder, {wanted.get(name)!r} asked for"
+        for name in names
+        if saved.get(name) != wanted.get(name)
+    ]
