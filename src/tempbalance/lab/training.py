@@ -177,7 +177,7 @@ class RecipeModule(LightningModule):
             TrainingError: If it is not finite.
         """
         loss = self._loss(batch, "train")
-        if not math.isfinite(loss):
+        if not math.isfinite(loss.detach()):
             raise TrainingError(self._first_broken(float(loss)))
         return loss
 
