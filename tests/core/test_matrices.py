@@ -144,6 +144,12 @@ def test_fused_parts_that_do_not_add_up_are_refused(sizes):
         cut_fused(numbered(6, 4), sizes=sizes)
 
 
+@pytest.mark.parametrize("shape", [(6,), (6, 4, 3)])
+def test_a_fused_weight_that_is_not_two_dimensional_is_refused(shape):
+    with pytest.raises(WeightError, match=f"two dimensions, got {len(shape)}"):
+        cut_fused(numbered(*shape), sizes=3)
+
+
 def test_as_many_names_as_fused_parts_are_needed():
     with pytest.raises(ValueError, match="zip"):
         cut_fused(numbered(6, 4), sizes=3, names=("q", "k"))
@@ -175,5 +181,5 @@ def test_an_empty_convolution_is_a_part_without_eigenvalues(shape):
 
 
 def test_groups_that_do_not_divide_the_kernel_are_refused():
-    with pytest.raises((WeightError, ValueError)):  # 6 output channels are not 4 groups, though 48 entries can be
-        cut_convolution(numbered(6, 4, 2), groups=4)
+    with pytest.raises(WeightError, match="groups must divide the first dimension, got 4 groups of 6"):
+        cut_convolution(numbered(6, 4, 2), groups=4)  # though 48 entries could be cut into 4

@@ -259,10 +259,11 @@ def test_a_values_uncertainty_is_what_noise_and_rounding_can_do_to_it():
     assert result.uncertainty(0.0) == pytest.approx(0.5 + 0.1**2, rel=1e-12)
 
 
+@pytest.mark.parametrize("precise", [False, True])
 @pytest.mark.parametrize(("noise", "rounding"), [(0.5, 0.1), (0.0, 0.2), (0.3, 0.0)])
-def test_significant_values_are_those_above_their_own_uncertainty(noise, rounding):
+def test_significant_values_are_those_above_their_own_uncertainty(noise, rounding, precise):
     values = torch.linspace(0, 2, 2000, dtype=torch.float64)
-    result = Spectrum(values, 0, noise, rounding, precise=True)
+    result = Spectrum(values, 0, noise, rounding, precise)
     assert result.significant().tolist() == [each for each in values.tolist() if each > result.uncertainty(each)]
     assert 0 < len(result.significant()) < len(values)
 

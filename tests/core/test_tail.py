@@ -107,6 +107,20 @@ def test_goodness_of_fit_agrees_with_a_loop_over_all_thresholds(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_goodness_of_fit_agrees_where_most_thresholds_are_ruled_out_by_their_bound(kind, monkeypatch):
+    monkeypatch.setattr("tempbalance.core.tail._BLOCK_SIZE", 1000)  # a few candidates at a time, as at 20,000 values
+    for seed, size in enumerate(random_sizes(kind, 10)):
+        values = random_spectrum(kind, size, seed)
+        assert_fit(fit_goodness_of_fit(to_tensor(values)), search(values))
+
+
+@pytest.mark.parametrize("kind", ["pareto", "lognormal", "outliers", "ties"])
+def test_goodness_of_fit_agrees_with_the_loop_on_a_long_spectrum(kind):
+    values = random_spectrum(kind, 1500, 0)
+    assert_fit(fit_goodness_of_fit(to_tensor(values)), search(values))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_peak_agrees_with_a_loop_over_thresholds_near_the_peak(kind):
     for seed, size in enumerate(random_sizes(kind, 10)):
         values = random_spectrum(kind, size, seed)
@@ -266,9 +280,10 @@ def test_a_threshold_of_zero_is_refused():
         fit_tail(to_tensor([0.0, 0.0, 1.0, 2.0]))
 
 
-def test_a_peak_that_only_the_largest_value_is_near_to_is_refused():
+@pytest.mark.parametrize("values", [[1e-30, 1e-15, 1.0, 1.0, 1.0], [0.9, 1.0, 1.0, 1.0]])
+def test_a_peak_with_no_threshold_near_it_below_the_largest_value_is_refused(values):
     with pytest.raises(TailError):
-        fit_peak(to_tensor([1e-30, 1e-15, 1.0, 1.0, 1.0]))
+        fit_peak(to_tensor(values))
 
 
 @pytest.mark.parametrize("level", [9.0, 0.5625, 1.0, 1e-5])

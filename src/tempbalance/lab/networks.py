@@ -2,7 +2,7 @@
 
 ResNets and VGGs in their forms for small images, pre-activation WideResNets, and an MLP. All have torch's default
 initialisation, and but for the MLP average over all positions at the end. Convolutions have no bias, since a
-normalisation follows. Modules are registered in the order of the data, so that `tempbalance.find_layers` lets each
+normalisation follows them. Modules are registered in the order of the data, so that `tempbalance.find_layers` lets each
 normalisation follow the convolution that feeds it.
 """
 
@@ -164,9 +164,9 @@ class PreActivationBlock(nn.Module):
 class WideResNet(nn.Sequential):
     """The network of Zagoruyko and Komodakis (2016), without dropout.
 
-    A norm stands before its convolution here, and what the first of a block normalises is a sum: it trains at the rate
-    of the convolution that was added to it last, the second of the block before. The stem's and the one inside a block
-    have a single convolution that feeds them and follow that.
+    Norms stand before convolutions here. The stem's and the one inside a block have a single convolution that feeds
+    them, and train at its rate. The first of every other block, and the last of all, normalise a sum: they train at the
+    rate of the convolution added last, the second of the block before.
     """
 
     def __init__(self, depth: int, factor: int, *, num_classes: int, channels: int, side: int, width: float) -> None:
