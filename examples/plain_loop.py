@@ -9,7 +9,7 @@ from torch import nn
 
 import tempbalance
 
-EPOCHS, BATCH = 6, 64
+EPOCHS, BATCH = 5, 64
 
 
 def make_data(num_images: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +34,7 @@ def make_model() -> nn.Module:
 def train(balanced: bool) -> float:
     """Test accuracy in percent after the last epoch."""
     generator = torch.Generator().manual_seed(0)
-    images, labels = make_data(2000, generator)
+    images, labels = make_data(1500, generator)
     model = make_model()
     optimizer = torch.optim.SGD(tempbalance.param_groups(model), lr=0.05, momentum=0.9, weight_decay=5e-4)
     scheduler = schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS)

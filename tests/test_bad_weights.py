@@ -78,6 +78,13 @@ def orthogonal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return slices.permute(-2, -1, *range(slices.dim() - 2)).contiguous().to(dtype)
 
 
+def orthogonal_by_float32(shape: tuple[int, ...]) -> Tensor:
+    """Each slice has rows that are orthonormal as far as float32 arithmetic goes, not only float32 storage."""
+    normal = torch.randn(*shape[2:], *shape[1::-1], generator=torch.Generator().manual_seed(3))
+    slices = torch.linalg.qr(normal).Q.mT
+    return slices.permute(-2, -1, *range(slices.dim() - 2)).contiguous()
+
+
 def identity(shape: tuple[int, ...]) -> Tensor:
     eye = 3 * torch.eye(*shape[:2])
     return eye.reshape(*shape[:2], *[1] * (len(shape) - 2)).repeat(1, 1, *shape[2:])
@@ -136,6 +143,7 @@ KINDS: dict[str, Scored | LeftOut | Refused | Special] = {
     "identity": LeftOut(identity, FLAT),
     "orthogonal float64": LeftOut(lambda shape: orthogonal(shape, torch.float64), FLAT),
     "orthogonal float32": LeftOut(lambda shape: orthogonal(shape, torch.float32), FLAT),
+    "orthogonal by a float32 QR": LeftOut(orthogonal_by_float32, FLAT),  # as torch.nn.init.orthogonal_ makes it
     "orthogonal bfloat16": LeftOut(lambda shape: orthogonal(shape, torch.bfloat16), FLAT),
     "orthogonal float16": LeftOut(lambda shape: orthogonal(shape, torch.float16), FLAT),
     # not trained: its numbers are nobody's business, whatever they are
@@ -171,7 +179,7 @@ KINDS: dict[str, Scored | LeftOut | Refused | Special] = {
     "bfloat16": Scored(lambda shape: good(shape, torch.bfloat16)),
     "float8_e4m3fn": Scored(lambda shape: good(shape, torch.float8_e4m3fn)),
     "float8_e5m2": Scored(lambda shape: good(shape, torch.float8_e5m2)),
-    "nearly orthogonal": Scored(lambda shape: orthogonal(shape, torch.float32) + 1e-4 * good(shape), rel=1e-2),
+    "nearly orthogonal": Scored(lambda shape: orthogonal(shape, torch.float32) + 1e-2 * good(shape), rel=1e-4),
 }
 
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ def test_relative_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_no_table_has_a_row_that_is_none(page):
+    lines = page.read_text().splitlines()
+    for head, row in pairwise(lines):
+        assert not (head.startswith("| ---") and not row.startswith("|")), f"a table without rows after {head}"
 
 
 def test_the_lines_of_use_in_the_readme_run(capsys):

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+import tempbalance
 from tempbalance import LayerRow, TailFit, TempBalance, TempBalanceError, param_groups, split_param_groups
 from tests.cases import train_step
 from tests.schedules import (
@@ -870,3 +871,78 @@ def test_it_is_a_scheduler_of_torch():
     assert scheduler.base_lrs == [0.1] * 5
     assert scheduler.get_last_lr() == rates_of(optimizer)
     assert scheduler.last_epoch == 0
+
+
+# rates that somebody else sets, and giving up
+
+
+def test_a_rate_that_somebody_else_sets_is_overwritten_with_a_warning():
+    _, optimizer, scheduler = balanced(SCHEDULES["exponential"])
+    optimizer.step()
+    before = rates_of(optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.1
+    with pytest.warns(UserWarning, match="something else set the rates of groups"):
+        scheduler.step()
+    assert rates_of(optimizer) != before
+    assert rates_of(optimizer) == scheduler.get_last_lr()
+
+
+def test_restoring_puts_the_base_rates_back_and_a_new_schedule_can_be_built():
+    model, optimizer, first = balanced(SCHEDULES["exponential"])
+    optimizer.step()
+    first.step()
+    base = 0.1 * SCHEDULES["exponential"](SGD([nn.Parameter(torch.zeros(1))], lr=1.0)).gamma
+    first.restore()
+    assert rates_of(optimizer) == pytest.approx([base] * len(optimizer.param_groups), rel=1e-12)
+    assert not any("balanced_lr" in group for group in optimizer.param_groups)
+    with pytest.raises(RuntimeError, match="taken over"):
+        first.step()
+    second = TempBalance(optimizer, model, ConstantLR(optimizer, 0.5), min_eigenvalues=8)
+    expected = [base * 0.5 * scale_of(second, group) for group in optimizer.param_groups]
+    assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_layer_without_a_labelled_group_says_so_in_the_table():
+    model = small_mlp()
+    optimizer = SGD([group for group in param_groups(model) if group.get("layer") != "6"], lr=0.1)
+    scheduler = TempBalance(optimizer, model, min_eigenvalues=8)
+    row = scheduler.table()["6"]
+    assert row.score is not None
+    assert row.scale == 1.0
+    assert row.reason == "no param group of this optimizer has its label"
+
+
+def test_a_function_stays_the_one_the_scheduler_was_built_with():
+    def half(scores, scale_range):
+        return dict.fromkeys(scores, 0.5)
+
+    model, optimizer, named = balanced()
+    state = named.state_dict()
+    other = TempBalance(optimizer, model, min_eigenvalues=8, assignment=half)
+    other.load_state_dict(state)
+    assert other.assignment is half
+    saved = other.state_dict()
+    third = TempBalance(optimizer, model, min_eigenvalues=8)
+    with pytest.raises(ValueError, match="saved with a function as assignment"):
+        third.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("wrong", [lambda spectrum, fit: None, lambda spectrum, fit: "high"])
+def test_a_score_function_that_gives_no_number_is_named(wrong):
+    model = small_mlp()
+    with pytest.raises(tempbalance.ScoreError, match=r"layer '3'.*score must be a number"):
+        TempBalance(SGD(param_groups(model), lr=0.1), model, min_eigenvalues=8, score=wrong)
+
+
+def test_an_assignment_function_that_gives_no_mapping_is_named():
+    model = small_mlp()
+    with pytest.raises(tempbalance.ScoreError, match="must return scales by layer"):
+        TempBalance(SGD(param_groups(model), lr=0.1), model, min_eigenvalues=8, assignment=lambda scores, _: [1.0])
+
+
+def test_groups_of_a_part_of_the_model_are_refused_with_the_names_they_have_in_it():
+    model = nn.ModuleDict({"body": small_mlp()})
+    optimizer = SGD(param_groups(model["body"]), lr=0.1)
+    with pytest.raises(ValueError, match="same model"):
+        TempBalance(optimizer, model, min_eigenvalues=8)

@@ -47,17 +47,23 @@ def param_groups(model: nn.Module, groups: Iterable[Any] | None = None) -> list[
         groups: What would be given to the optimizer otherwise: parameters, named parameters, or param groups. Each is
             split and keeps its options; parameters outside them stay outside. Without it, all trainable parameters.
 
+    A layer's followers are its bias and the normalisation that it feeds.
+
     Raises:
+        TypeError: If the model is no module, or ``groups`` a single tensor.
         ValueError: If a group uses the key ``layer`` for something else.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-        >>> [(group["layer"], len(group["params"])) for group in param_groups(model)]
+        >>> [(group.get("layer"), len(group["params"])) for group in param_groups(model)]
         [('0', 4), ('2', 2)]
     """
     owner = owners(find_layers(model))
+    if isinstance(groups, Tensor):
+        raise TypeError("groups must be parameters or param groups, got one tensor")
     if groups is None:
-        groups = [{"params": [each for each in unwrap(model).parameters() if each.requires_grad]}]
+        trainable = [each for each in unwrap(model).parameters() if each.requires_grad]
+        groups = [{"params": trainable}] if trainable else []
     groups = list(groups)
     if groups and not any(isinstance(group, dict) for group in groups):
         groups = [{"params": groups}]
@@ -82,6 +88,8 @@ def split_param_groups(
         ValueError: If a scheduler belongs to another optimizer, has not as many entries as there are groups, or a group
             uses the key ``layer`` for something else.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS trains all parameters at one rate: its group cannot be split")
     groups = optimizer.param_groups

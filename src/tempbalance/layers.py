@@ -46,12 +46,12 @@ class Layer:
 
     name: str
     shape: tuple[int, ...]
-    load: Callable[[], Tensor]
-    parameters: list[Parameter]
-    cut: Cut
+    load: Callable[[], Tensor] = field(repr=False)
+    parameters: list[Parameter] = field(repr=False)
+    cut: Cut = field(repr=False)
     out_dim: int = 0
     widths: tuple[int, ...] = ()
-    followers: list[Parameter] = field(default_factory=list)
+    followers: list[Parameter] = field(default_factory=list, repr=False)
     left_out: str = ""
     bare: bool = False
 
@@ -92,7 +92,12 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
     Args:
         model: Any module; wrappers such as DataParallel, DDP and torch.compile are looked through.
+
+    Raises:
+        TypeError: If the model is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     found = list(_visit("", model, set()))
     _attach_norms(found)
     layers = [each for each in found if isinstance(each, Layer)]

@@ -178,10 +178,28 @@ class TempBalance(LRScheduler):
         self._keep(self._score())
         self._write_rates()
 
+    def restore(self) -> None:
+        """Put the base rates back and give the optimizer up; to build another schedule on it, call this first."""
+        self._check_active()
+        _write(self.optimizer, self._rates)
+        for group in self.optimizer.param_groups:
+            group.pop(_WRITTEN, None)
+        self._is_retired = True
+
     def table(self) -> LayerTable:
         """What the last scoring found for each layer, and why the others were left out."""
-        unscored = (LayerRow(layer.name, layer.shape, reason="not scored yet") for layer in find_layers(self.model))
-        return LayerTable(self._rows or list(unscored))
+        if not self._rows:
+            return LayerTable(
+                [LayerRow(each.name, each.shape, reason="not scored yet") for each in find_layers(self.model)]
+            )
+        labels, why = set(_labels(self.optimizer)), "no param group of this optimizer has its label"
+        is_lost = [row.score is not None and row.name not in labels for row in self._rows]
+        rows = zip(self._rows, is_lost, strict=True)
+        return LayerTable([replace(row, scale=1.0, reason=why) if lost else row for row, lost in rows])
+
+    def __repr__(self) -> str:
+        schedule = type(self.schedule).__name__ if self.schedule is not None else "no schedule"
+        return f"<TempBalance of {len(self.last_scales)} scored layers with {schedule}, {self._calls} steps>"
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and tensors, which load with ``weights_only=True``; callables are left out."""
@@ -214,23 +232,24 @@ class TempBalance(LRScheduler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a state was saved, and write its rates.
 
-        Options come from the state, as with torch's schedulers; callables stay those this scheduler was built with.
+        Options come from the state, as with torch's schedulers; functions stay those this scheduler was built with.
 
         Args:
             state_dict: From `state_dict`.
 
         Raises:
-            ValueError: If the state belongs to other groups or another kind of schedule; nothing has changed then.
+            ValueError: If the state belongs to other groups or another kind of schedule, or was saved with a function
+                that this scheduler was not built with; nothing has changed then.
         """
         self._check_active()
         state = copy.deepcopy(state_dict)
         _check_state(state, self.optimizer, self.schedule)
         options = state["options"]
-        self.scale_range = tuple(options["scale_range"])
-        self.assignment = options["assignment"] or self.assignment
-        self.interval, self.start = options["interval"], options["start"]
-        scoring = {key: value for key, value in options["scoring"].items() if value is not None}
+        scoring = {key: _option(key, value, getattr(self.scoring, key)) for key, value in options["scoring"].items()}
+        self.assignment = _option("assignment", options["assignment"], self.assignment)
         self.scoring = replace(self.scoring, **scoring)
+        self.scale_range = tuple(options["scale_range"])
+        self.interval, self.start = options["interval"], options["start"]
         self._calls, self._step_count = state["last_epoch"], state["step_count"]
         self._rates, self.base_lrs = state["rates"], state["base_lrs"]
         self._rows = [LayerRow.from_dict(row) for row in state["rows"]]
@@ -278,7 +297,7 @@ class TempBalance(LRScheduler):
 
     def _check_active(self) -> None:
         if self._is_retired:
-            raise RuntimeError("another TempBalance was built on this optimizer and has taken over: use that one")
+            raise RuntimeError("restored, or another TempBalance on this optimizer has taken over: use that one")
         labels = _labels(self.optimizer)[: len(self._labels)]
         if labels != self._labels:
             raise RuntimeError(
@@ -293,7 +312,17 @@ class TempBalance(LRScheduler):
         if self.schedule is None and (args or kwargs):
             raise TypeError(f"step() takes no arguments without a schedule, got {(*args, *kwargs)}")
         if _mark(self.schedule) != self._schedule_mark:
-            raise RuntimeError("something else stepped the schedule: TempBalance steps it, and nothing else may")
+            raise RuntimeError(
+                "something else stepped the schedule: TempBalance steps it, and nothing else may; "
+                "to go on all the same, call restore() and build TempBalance again"
+            )
+        changed = [group.get(LABEL) for group in self.optimizer.param_groups if _was_changed(group)]
+        if changed:
+            warnings.warn(
+                f"TempBalance: something else set the rates of groups {changed}, which step() overwrites: "
+                "give what sets the base rate to TempBalance as `schedule` (a function of the epoch as LambdaLR)",
+                stacklevel=3,
+            )
         if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", False):
             warnings.warn("scheduler.step() was called before optimizer.step(): call it after", stacklevel=3)
 
@@ -320,8 +349,12 @@ def _check_belonging(optimizer: Optimizer, model: nn.Module, schedule: LRSchedul
             "or call tempbalance.split_param_groups(optimizer, model) first"
         )
     for group in optimizer.param_groups:
-        if LABEL in group and any(owner.get(each) != group[LABEL] for each in group["params"]):
-            raise ValueError(f"the param group of layer {group[LABEL]!r} holds parameters that are not this model's")
+        found = {owner.get(each) for each in group["params"]}
+        if LABEL in group and found and found != {group[LABEL]}:
+            raise ValueError(
+                f"the param group labelled {group[LABEL]!r} holds parameters that this model has under {found}: "
+                "call param_groups or split_param_groups with the same model"
+            )
     if schedule is None:
         return
     if isinstance(schedule, TempBalance) or not isinstance(schedule, LRScheduler):
@@ -335,7 +368,7 @@ def _check_belonging(optimizer: Optimizer, model: nn.Module, schedule: LRSchedul
             if values is not None and len(values) != len(optimizer.param_groups):
                 raise ValueError(
                     f"schedule {type(each).__name__} was built for {len(values)} param groups, the optimizer has "
-                    f"{len(optimizer.param_groups)}: split first, or split_param_groups(..., schedulers=[schedule])"
+                    f"{len(optimizer.param_groups)}: build it after the split, or hand it to split_param_groups then"
                 )
 
 
@@ -346,17 +379,16 @@ def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> None:
         ValueError: If a schedule was built on the scaled rates since.
     """
     earlier = getattr(optimizer, "_tempbalance", lambda: None)()
-    is_written = [float(group["lr"]) == group.get(_WRITTEN, (0, None))[1] for group in optimizer.param_groups]
-    if earlier is not None and not all(is_written):
-        raise ValueError(
-            "the rates have changed since an earlier TempBalance on this optimizer scaled them, so the new base rates "
-            "are not known: build the optimizer anew, or the schedule and TempBalance in one go"
-        )
-    for group, written in zip(optimizer.param_groups, is_written, strict=True):
-        if written:
-            _set_rate(group, group[_WRITTEN][0])
-    if earlier is not None:
+    if earlier is not None and not earlier._is_retired:
+        if any(map(_was_changed, optimizer.param_groups)):
+            raise ValueError(
+                "the rates have changed since an earlier TempBalance on this optimizer scaled them, so the base rates "
+                "are not known: call restore() on the earlier one before you set rates or build a schedule"
+            )
         earlier._is_retired = True
+    for group in optimizer.param_groups:
+        if _WRITTEN in group and not _was_changed(group):
+            _set_rate(group, group[_WRITTEN][0])
     optimizer._tempbalance = weakref.ref(scheduler)  # type: ignore[attr-defined]
 
 
@@ -381,6 +413,18 @@ def _set_rate(group: dict[str, Any], rate: Rate) -> None:
         group["lr"].fill_(float(rate))
     else:
         group["lr"] = float(rate)
+
+
+def _was_changed(group: dict[str, Any]) -> bool:
+    """Whether the rate is no longer the one that was written last."""
+    return _WRITTEN in group and float(group["lr"]) != group[_WRITTEN][1]
+
+
+def _option(name: str, saved: Any, built: Any) -> Any:
+    """An option after loading: the saved one, or the function that stands for it here."""
+    if saved is None and not callable(built):
+        raise ValueError(f"the state was saved with a function as {name}: build TempBalance with it, got {built!r}")
+    return built if callable(built) else saved
 
 
 def _mark(schedule: LRScheduler | None) -> list[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tempbalance.core.matrices import Cut, Part, cut_fused
 from tempbalance.core.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
-from tempbalance.core.spectrum import DOUBT, Spectrum, check_weight, spectra
+from tempbalance.core.spectrum import DOUBT, FLAT, Spectrum, check_weight, spectra
 from tempbalance.core.tail import TailFit, TailName, check_tail, fit_tail
 from tempbalance.errors import TailError, TempBalanceError
 from tempbalance.layers import Layer
@@ -143,7 +143,8 @@ def _jobs(layer: Layer, scoring: Scoring) -> list[_Job]:
 
 def _solve(jobs: list[_Job], scoring: Scoring) -> None:
     """Fill in fit and score, or the reason why there are none; what float32 leaves in doubt, in float64."""
-    for double in (False, True):
+    # the peak of the density depends on the smallest eigenvalue, which float32 can hardly ever tell from noise
+    for double in (True,) if scoring.tail == "peak" else (False, True):
         jobs = sorted(jobs, key=lambda job: -job.cost)
         results = spectra(_loaded(jobs), double=double)
         doubtful = []
@@ -174,7 +175,7 @@ def _judge(job: _Job, spectrum: Spectrum, scoring: Scoring) -> bool:
         if spectrum.largest == 0 or callable(scoring.score) or scoring.score in NEEDS_FIT:
             return True
     else:
-        lowest = float(spectrum.values[0]) if scoring.tail == "peak" else spectrum.from_units(fit.xmin)
+        lowest = spectrum.from_units(fit.xmin)
         margin = DOUBT * spectrum.largest
         if not spectrum.precise and (lowest <= margin or spectrum.largest - lowest <= margin):
             return False
@@ -208,7 +209,7 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
         fit = replace(fit, xmin=spectrum.in_units(xmin))
     if xmin <= spectrum.uncertainty(xmin):
         raise TailError(f"rank too low: the threshold, {xmin / spectrum.largest:.1e} of the largest, is rounding noise")
-    if spectrum.largest - xmin <= spectrum.uncertainty(spectrum.largest):
+    if spectrum.largest - xmin <= max(spectrum.uncertainty(spectrum.largest), FLAT * spectrum.largest):
         raise TailError("flat tail: its eigenvalues are equal but for rounding")
     return fit
 

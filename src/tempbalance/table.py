@@ -117,9 +117,8 @@ class LayerTable(Sequence[LayerRow]):
         widths = [max(len(line[column]) for line in lines) for column in range(6)]
         return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
-    def __repr__(self) -> str:
-        return f"<LayerTable of {len(self)} layers>"
+    __repr__ = __str__
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "" if value is None else f"{value:.3f}" if abs(value) < 1e4 else f"{value:.2e}"

@@ -196,5 +196,11 @@ def test_a_scale_that_is_negative_or_not_finite_is_refused_by_name(scale):
         assign({"a": 1.0, "b": 2.0}, assignment=lambda scores, _: {"a": 1.0, "b": scale})
 
 
+@pytest.mark.parametrize("scales", [None, [1.0, 1.0], 1.0])
+def test_what_a_callable_gives_must_be_scales_by_layer(scales):
+    with pytest.raises(ScoreError, match="must return scales by layer, got"):
+        assign({"a": 1.0, "b": 2.0}, assignment=lambda scores, _: scales)
+
+
 def test_a_callable_may_give_a_scale_of_zero():
     assert assign({"a": 1.0}, assignment=lambda scores, _: {"a": 0.0}) == {"a": 0.0}

@@ -101,6 +101,12 @@ def test_a_callable_needs_a_fit():
         compute_score(to_tensor([1.0, 2.0]), None, score=lambda spectrum, fit: 1.0)
 
 
+@pytest.mark.parametrize("value", [None, "high", [1.0, 2.0]])
+def test_a_score_that_is_no_number_is_refused(value):
+    with pytest.raises(ScoreError, match="score must be a number, got"):
+        compute_score(to_tensor([1.0, 2.0]), a_fit(), score=lambda spectrum, fit: value)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_score_that_is_not_finite_is_refused(value):
     with pytest.raises(ScoreError, match=f"score must be finite, got {value}"):

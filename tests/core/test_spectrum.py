@@ -298,6 +298,12 @@ def test_a_weight_without_a_spectrum_is_refused(kind):
         check_weight(REFUSED[kind]())
 
 
+@pytest.mark.parametrize("weight", [np.ones((4, 5)), [[1.0, 2.0]], None])
+def test_what_is_no_tensor_is_refused(weight):
+    with pytest.raises(TypeError, match="must be a tensor"):
+        spectrum(weight)
+
+
 NOT_FINITE = [
     (dtype, value)
     for dtype in (torch.float64, torch.float32, *LOW_PRECISIONS)

@@ -271,7 +271,7 @@ def test_a_flat_spectrum_is_refused(value, tail):
 
 
 def test_a_flat_tail_over_a_lower_body_is_refused_by_the_median():
-    with pytest.raises(TailError, match="all 3 tail values equal 5"):
+    with pytest.raises(TailError, match="all 3 tail values equal the threshold"):
         fit_tail(to_tensor([1.0, 2.0, 5.0, 5.0, 5.0, 5.0]))
 
 
@@ -329,6 +329,20 @@ def test_an_unknown_tail_is_refused(tail):
 def test_a_tail_fraction_out_of_range_is_refused(fraction):
     with pytest.raises(ValueError, match="tail_fraction must satisfy 0 < tail_fraction < 1, got"):
         fit_tail(to_tensor([1.0, 2.0, 3.0, 4.0]), tail_fraction=fraction)
+
+
+@pytest.mark.parametrize("tail", ["median", "goodness_of_fit", "peak"])
+@pytest.mark.parametrize(
+    "values", [[1.0, 3.0, 2.0, 4.0, 5.0], [5.0, 4.0, 3.0, 2.0, 1.0], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]
+)
+def test_a_spectrum_that_is_not_an_ascending_row_is_refused(values, tail):
+    with pytest.raises((ValueError, TailError)):
+        fit_tail(to_tensor(values), tail=tail)
+
+
+def test_fit_tail_gives_the_spectrum_to_a_callable():
+    values = to_tensor([1.0, 2.0, 3.0, 4.0])
+    assert fit_tail(values, tail=lambda spectrum: TailFit(float(spectrum.sum()), 1.0, 0.1, 4)).alpha == 10.0
 
 
 def test_a_callable_is_a_tail():

@@ -40,8 +40,9 @@ def assign(
         scores: Layer name to score.
         assignment: ``linear`` maps the scores onto ``scale_range`` (Eq. 2), ``step`` their ranks, equal scores sharing
             their mean rank; ``sqrt`` and ``log2`` divide the root or logarithm of a score by its mean over the layers,
-            whatever ``scale_range`` is. A callable is given the scores and the range. Where all scores are equal, as
-            with one layer alone, every scale is 1, clipped to ``scale_range`` by the two that map onto it.
+            whatever ``scale_range`` is. A function is given the scores and the range and returns scales by layer.
+            Where all scores are equal, as with one layer alone, every scale is 1, clipped to ``scale_range`` by the two
+            that map onto it.
         scale_range: The smallest and the largest scale, 0 < low <= high; the paper uses (0.5, 1.5).
 
     Raises:
@@ -78,6 +79,8 @@ def _check_score(name: str, score: float, assignment: AssignmentName | Assignmen
 
 
 def _checked_scales(scales: Mapping[str, float], scores: Mapping[str, float]) -> dict[str, float]:
+    if not isinstance(scales, Mapping):
+        raise ScoreError(f"an assignment function must return scales by layer, got {scales!r}")
     for name in scores:
         if name not in scales:
             raise ScoreError(f"layer {name!r}: the assignment gave it no scale")

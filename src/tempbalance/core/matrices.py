@@ -25,7 +25,7 @@ class Part:
 
     Attributes:
         name: What the part is within its layer (``q``, ``expert 3``); empty if it is all of it.
-        slices: The matrices, shape ``(num_slices, rows, columns)``, a view of the weight.
+        slices: The matrices, shape ``(num_slices, rows, columns)``, a view of the weight where that is possible.
         factor: Multiplies every eigenvalue.
     """
 
@@ -59,7 +59,7 @@ def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
         WeightError: If ``groups`` does not divide the first dimension.
     """
     first, second = weight.shape[:2]
-    if first % groups:
+    if groups < 1 or first % groups:
         raise WeightError(f"groups must divide the first dimension, got {groups} groups of {first}")
     num_positions = math.prod(weight.shape[2:])
     grouped = weight.reshape(groups, first // groups, second, num_positions)

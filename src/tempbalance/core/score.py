@@ -48,10 +48,14 @@ def compute_score(spectrum: Tensor, fit: TailFit | None, *, score: ScoreName | S
     check_score(score)
     if fit is None and (callable(score) or score in NEEDS_FIT):
         raise ScoreError(f"{score!r} needs a tail fit")
-    value = float(score(spectrum, fit)) if callable(score) else _FUNCTIONS[score](spectrum, fit)  # type: ignore[arg-type]
-    if not math.isfinite(value):
-        raise ScoreError(f"score must be finite, got {value} from {score!r}")
-    return value
+    value = score(spectrum, fit) if callable(score) else _FUNCTIONS[score](spectrum, fit)  # type: ignore[arg-type]
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as err:
+        raise ScoreError(f"score must be a number, got {value!r} from {score!r}") from err
+    if not math.isfinite(number):
+        raise ScoreError(f"score must be finite, got {number} from {score!r}")
+    return number
 
 
 def _alpha_weighted(spectrum: Tensor, fit: TailFit) -> float:

@@ -25,6 +25,9 @@ from tempbalance.errors import WeightError
 # float32 resolves an eigenvalue to a few 1e-7 of the largest one. A threshold or a spread below this fraction of the
 # largest is worked out again in float64; above it, alpha in float32 is off by up to 1e-6 (docs/decisions/0002).
 DOUBT = 1e-2
+# A tail that spreads over less than this fraction is flat. A random matrix would have to be ten million times as long
+# as wide for that; in an orthogonal one, as initialisations make it in float32, eigenvalues are equal to about 1e-6.
+FLAT = 1e-3
 
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
 _CHUNK_SIZE = 2**22  # entries in one job
@@ -96,7 +99,7 @@ def spectrum(weight: Tensor, *, groups: int = 1) -> Tensor:
     """
     check_weight(weight)
     weight = weight.detach()
-    parts = cut_convolution(weight, groups=groups) if groups > 1 and weight.dim() > 2 else cut_by_shape(weight)
+    parts = cut_convolution(weight, groups=groups) if weight.dim() > 2 else cut_by_shape(weight)
     (result,) = spectra(parts, double=True)
     if isinstance(result, WeightError):
         raise result
@@ -108,7 +111,10 @@ def check_weight(weight: Tensor) -> None:
 
     Raises:
         WeightError: If the weight is meta, sparse, quantized, complex or integer.
+        TypeError: If it is no tensor.
     """
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"a weight must be a tensor, got {type(weight).__name__}")
     if weight.is_meta:
         raise WeightError("must have values, got one on the meta device: materialise the model first")
     if weight.layout != torch.strided or weight.is_quantized:

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from tempbalance.errors import TailError
@@ -46,17 +47,20 @@ class TailFit:
         return (self.alpha - 1) / math.sqrt(self.num_tail)
 
 
-def fit_tail(spectrum: Tensor, *, tail: TailName = "median", tail_fraction: float = 0.5) -> TailFit:
+def fit_tail(
+    spectrum: Tensor, *, tail: TailName | Callable[[Tensor], TailFit] = "median", tail_fraction: float = 0.5
+) -> TailFit:
     """Fit the tail of a spectrum.
 
     Args:
         spectrum: Eigenvalues, shape ``(n,)``, ascending, >= 0.
         tail: ``median`` takes a fixed fraction of the values (Eq. 3); ``goodness_of_fit`` the threshold whose power law
-            is nearest to the values above it; ``peak`` the same among thresholds near the densest place.
+            is nearest to the values above it; ``peak`` the same among thresholds near the densest place; a function is
+            called with the spectrum.
         tail_fraction: With ``median``, how many of the values are the tail, between 0 and 1; the paper uses 1/2.
 
     Raises:
-        ValueError: If an option is out of range.
+        ValueError: If an option is out of range, or the spectrum not one-dimensional and ascending.
         TailError: If the tail has no exponent: too short, flat, or its threshold zero.
 
     Example:
@@ -65,6 +69,8 @@ def fit_tail(spectrum: Tensor, *, tail: TailName = "median", tail_fraction: floa
         2
     """
     check_tail(tail, tail_fraction)
+    if callable(tail):
+        return tail(spectrum)
     if tail == "median":
         # an n x fraction that is a whole number but for rounding counts as that number
         return fit_hill(spectrum, num_tail=math.floor(len(spectrum) * tail_fraction + 1e-9))
@@ -98,15 +104,15 @@ def fit_hill(spectrum: Tensor, *, num_tail: int) -> TailFit:
     values = _as_array(spectrum)
     tail, xmin = values[-num_tail:], values[-num_tail - 1]
     if xmin <= 0:
-        raise TailError("the threshold is zero")
+        raise TailError("the threshold is zero: rank too low")
     # Eq. 3: alpha = 1 + k / sum_i log(x_i / xmin), x_i the k largest, xmin the next one down
     with np.errstate(over="ignore"):
         log_ratios = np.log(tail / xmin)
     log_sum = log_ratios.sum()
     if log_sum <= 0:
-        raise TailError(f"all {num_tail} tail values equal {xmin:.3g}")
+        raise TailError(f"all {num_tail} tail values equal the threshold")
     if not np.isfinite(log_sum):
-        raise TailError(f"the tail values are too far above the threshold, {xmin:.3g}, for float64")
+        raise TailError("the tail values are too far above the threshold for float64")
     alpha = 1 + num_tail / log_sum
     return TailFit(float(alpha), float(xmin), _distance(log_ratios, alpha), num_tail)
 
@@ -150,9 +156,11 @@ def fit_peak(spectrum: Tensor) -> TailFit:
 
 
 def _as_array(spectrum: Tensor) -> Array:
-    values: Array = spectrum.detach().cpu().double().numpy()
+    values: Array = torch.as_tensor(spectrum).detach().cpu().double().numpy()
     if not np.isfinite(values).all():
         raise TailError("eigenvalues must be finite, got NaN or infinity")
+    if values.ndim != 1 or (np.diff(values) < 0).any():
+        raise ValueError(f"spectrum must be one-dimensional and ascending, got one of shape {values.shape}")
     return values
 
 

@@ -1,0 +1,102 @@
+"""Recipes and methods: the paper's defaults, and clear answers to what is not known."""
+
+import json
+
+import pytest
+from torch import nn
+
+from tempbalance.lab.methods import METHODS, find_method
+from tempbalance.lab.optimizers import build_optimizer, build_schedule
+from tempbalance.lab.recipe import SEEDS, Recipe, differences, read_recipe
+
+
+def test_the_defaults_are_the_papers():
+    recipe = Recipe()
+    assert (recipe.batch_size, recipe.momentum, recipe.weight_decay, recipe.epochs) == (128, 0.9, 5e-4, 200)
+    assert recipe.scale_range == (0.5, 1.5)
+    assert SEEDS == (43, 37, 13, 51, 71)
+    assert recipe.seed == 43
+    assert recipe.restart_epochs == 100
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "lr"),
+    [
+        ("resnet18", "cal", 0.1),
+        ("vgg16", "tb", 0.05),
+        ("vgg19", "sgdp", 0.05),
+        ("resnet34", "adam", 1e-3),
+        ("vgg16", "lars", 28.0),
+    ],
+)
+def test_a_rate_that_is_not_given_is_the_methods_own(model, method, lr):
+    assert Recipe(model=model, method=method).lr == lr
+    assert Recipe(model=model, method=method, lr=0.3).lr == 0.3
+
+
+def test_a_recipe_goes_through_json_and_back():
+    recipe = Recipe(method="tb+snr", scale_range=(0.6, 1.4), limit=10, lr=0.2)
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+@pytest.mark.parametrize("options", [{"epochs": 0}, {"batch_size": 0}, {"seed": -1}])
+def test_an_option_out_of_range_is_named(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} must be at least"):
+        Recipe(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "closest"),
+    [({"methd": "tb"}, "'method'"), ({"scale-range": 1}, "'scale_range'"), ({"method": "tb+snt"}, "'tb+snr'")],
+)
+def test_unknown_names_are_answered_with_the_closest(options, closest):
+    with pytest.raises(ValueError, match="unknown") as caught:
+        Recipe.from_dict(options)
+    assert closest in str(caught.value)
+
+
+def test_a_recipe_is_read_from_yaml_and_from_a_runs_own_json(tmp_path):
+    yaml, run = tmp_path / "a.yaml", tmp_path / "recipe.json"
+    yaml.write_text("method: cal\nlr: 0.05\n")
+    run.write_text(json.dumps({"recipe": Recipe().to_dict(), "versions": {}}))
+    assert read_recipe(yaml) == {"method": "cal", "lr": 0.05}
+    assert Recipe.from_dict(read_recipe(run)) == Recipe()
+    yaml.write_text("- a\n- b\n")
+    with pytest.raises(ValueError, match="options by name, got list"):
+        read_recipe(yaml)
+
+
+def test_differences_are_told_in_words():
+    told = differences(Recipe(lr=0.1).to_dict(), Recipe(lr=0.2).to_dict())
+    assert told == ["lr: 0.1 in the folder, 0.2 asked for"]
+
+
+def test_the_methods_are_the_papers_and_tb_goes_before_any():
+    expected = "cal snr tb tb+snr sgdr lars lookahead sgdp tb+sgdp adam adamw adamp lamb tb+adam tb+adamw"
+    assert list(METHODS) == expected.split()
+    assert find_method("tb+lars").optimizer == "lars"
+    assert find_method("tb+sgdr").balanced
+    assert find_method("tb+sgdr").restarts
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_has_its_optimizer_and_schedule(method):
+    groups = [{"params": [each]} for each in nn.Linear(8, 8).parameters()]
+    recipe = Recipe(method=method, epochs=10)
+    optimizer = build_optimizer(groups, recipe)
+    schedule = build_schedule(optimizer, recipe)
+    kinds = {"sgdr": "CosineAnnealingWarmRestarts"}
+    assert type(schedule).__name__ == kinds.get(method, "CosineAnnealingLR")
+    names = {
+        "lars": "LARS",
+        "lookahead": "Lookahead",
+        "sgdp": "SGDP",
+        "adam": "Adam",
+        "adamw": "AdamW",
+        "adamp": "AdamP",
+        "lamb": "Lamb",
+    }
+    assert type(optimizer).__name__ == names.get(method.removeprefix("tb+"), "SGD")
+    assert {group["lr"] for group in optimizer.param_groups} == {recipe.lr}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {5e-4}
