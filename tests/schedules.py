@@ -179,3 +179,7 @@ def shake(model: nn.Module, seed: int, size: float = 0.1) -> None:
 
 def rates_of(optimizer: Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def scale_of(scheduler, group):
+    return scheduler.last_scales.get(group.get("layer"), 1)

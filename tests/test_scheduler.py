@@ -31,6 +31,7 @@ from tests.schedules import (
     bare_twin,
     copy_rate,
     rates_of,
+    scale_of,
     shake,
     small_mlp,
     two_rates,
@@ -57,10 +58,6 @@ def balanced(build=None, *, kind="sgd", seed=0, groups=None, **options):
     optimizer = OPTIMIZERS[kind](param_groups(model, groups and groups(model)))
     schedule = build and build(optimizer)
     return model, optimizer, TempBalance(optimizer, model, schedule, **{"min_eigenvalues": 8, **options})
-
-
-def scale_of(scheduler, group):
-    return scheduler.last_scales.get(group.get("layer"), 1)
 
 
 def assert_follows(scheduler, twin, rel):
@@ -946,3 +943,9 @@ def test_groups_of_a_part_of_the_model_are_refused_with_the_names_they_have_in_i
     optimizer = SGD(param_groups(model["body"]), lr=0.1)
     with pytest.raises(ValueError, match="same model"):
         TempBalance(optimizer, model, min_eigenvalues=8)
+
+
+def test_an_exclude_pattern_that_matches_no_layer_is_told():
+    model = small_mlp()
+    with pytest.warns(UserWarning, match=r"exclude pattern '\*\.head' matches no layer"):
+        TempBalance(SGD(param_groups(model), lr=0.1), model, min_eigenvalues=8, exclude=["*.head", "3"])

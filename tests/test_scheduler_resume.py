@@ -6,6 +6,7 @@ import itertools
 import math
 import pickle
 import random
+import warnings
 from collections import Counter
 from functools import cache
 from types import SimpleNamespace
@@ -14,11 +15,19 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ExponentialLR, LinearLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    SequentialLR,
+    StepLR,
+)
 
 from tempbalance import TempBalance, param_groups
 from tests.cases import train_step
-from tests.schedules import OPTIMIZERS, SCHEDULES, advance, rates_of, shake, small_mlp, two_rates
+from tests.schedules import OPTIMIZERS, SCHEDULES, advance, rates_of, scale_of, shake, small_mlp, two_rates
 
 # torch's own warns of a sequence on a copied optimizer, whose step is not wrapped any more
 pytestmark = pytest.mark.filterwarnings("error", "ignore:Seems like `optimizer.step")
@@ -430,3 +439,64 @@ def test_the_table_survives_the_file():
     other.scheduler.load_state_dict(saved["scheduler"])
     assert [*other.scheduler.table()] == [*run.scheduler.table()]
     assert all(math.isfinite(row.score) for row in other.scheduler.table() if not row.reason)
+
+
+def test_resuming_by_last_epoch_alone_is_refused_instead_of_compounding():
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    scheduler = TempBalance(optimizer, model, StepLR(optimizer, 2), min_eigenvalues=8)
+    optimizer.step()
+    scheduler.step()
+    saved, state = copy.deepcopy(optimizer.state_dict()), scheduler.state_dict()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    optimizer.load_state_dict(saved)
+    resumed = TempBalance(optimizer, model, StepLR(optimizer, 2, last_epoch=1), min_eigenvalues=8)
+    optimizer.step()
+    for refused in (resumed.step, resumed.rescore):
+        with pytest.raises(RuntimeError, match="load this scheduler's state_dict"):
+            refused()
+    resumed.load_state_dict(state)
+    assert rates_of(optimizer) == scheduler.get_last_lr()
+
+
+def test_a_group_that_was_added_right_before_saving_is_in_the_state():
+    model = small_mlp()
+    groups = param_groups(model)
+    optimizer = SGD(groups[:-2], lr=0.1)
+    scheduler = TempBalance(optimizer, model, min_eigenvalues=8)
+    optimizer.add_param_group({**groups[-2], "lr": 0.2})
+    state, saved = scheduler.state_dict(), copy.deepcopy(optimizer.state_dict())
+    assert len(state["rates"]) == len(state["groups"]) == len(optimizer.param_groups)
+    expected = [
+        rate * scale_of(scheduler, group) for rate, group in zip(state["rates"], optimizer.param_groups, strict=True)
+    ]
+    other = SGD([dict(group) for group in param_groups(model)[:-1]], lr=0.1)
+    resumed = TempBalance(other, model, min_eigenvalues=8)
+    resumed.load_state_dict(state)
+    other.load_state_dict(saved)
+    other.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the rate of the new group was never written before saving
+        resumed.step()
+    assert rates_of(other) == pytest.approx(expected, rel=1e-12)
+
+
+class _Wave:
+    """A callable object whose state holds a function, which torch saves by its ``__dict__``."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, epoch):
+        return self.function(epoch)
+
+
+def test_a_state_leaves_the_functions_of_a_schedule_alone():
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    scheduler = TempBalance(optimizer, model, LambdaLR(optimizer, _Wave(lambda epoch: 0.9**epoch)), min_eigenvalues=8)
+    scheduler.load_state_dict(scheduler.state_dict())
+    optimizer.step()
+    scheduler.step()
+    expected = [0.09 * scale_of(scheduler, group) for group in optimizer.param_groups]
+    assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)

@@ -1,5 +1,6 @@
 import math
 from statistics import fmean
+from threading import Thread
 
 import pytest
 import torch
@@ -434,3 +435,60 @@ def test_the_score_of_parts_is_the_mean_of_theirs(score):
 def test_options_out_of_range_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         Scoring(**options)
+
+
+def test_scoring_from_several_threads_leaves_the_settings_and_the_numbers_alone():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
+    layers, found = find_layers(model), []
+    before = (torch.get_num_threads(), torch.backends.mkldnn.matmul.fp32_precision)
+    threads = [Thread(target=lambda: found.extend(score_layers(layers, Scoring()) for _ in range(5))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (torch.get_num_threads(), torch.backends.mkldnn.matmul.fp32_precision) == before
+    assert len(found) == 20
+    assert all(rows == found[0] for rows in found)
+
+
+def test_a_stack_of_many_experts_is_loaded_once():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Parameter(torch.randn(40, 60, 60, generator=torch.Generator().manual_seed(0)))
+
+    (layer,) = find_layers(Experts())
+    calls, load = [], layer.load
+    layer.load = lambda: calls.append(1) or load()
+    (row,) = score_layers([layer], Scoring(score_first=True, score_last=True))
+    assert len(row.parts) == 40
+    assert len(calls) == 1
+
+
+def test_a_score_function_is_given_eigenvalues_of_a_float64_solve():
+    weight = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
+    layer = nn.Linear(300, 300, bias=False)
+    layer.weight.data = weight
+    scoring = Scoring(score_first=True, score_last=True, score=lambda spectrum, fit: float(spectrum[-1] / spectrum[0]))
+    (row,) = score_layers(find_layers(layer), scoring)
+    exact = torch.linalg.svdvals(weight.double()).square()
+    assert row.score == pytest.approx(float(exact[0] / exact[-1]), rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(64,), (4, 64, 64)])
+def test_a_linear_whose_weight_is_no_matrix_is_stacked_or_no_layer(shape):
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    model[1].weight = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+    rows = {row.name: row for row in score_layers(find_layers(model), Scoring())}
+    assert ("1" in rows) == (len(shape) == 3)
+    if len(shape) == 3:
+        assert len(rows["1"].parts) == 4
+
+
+def test_a_search_that_ends_right_below_the_largest_value_is_not_called_flat():
+    torch.manual_seed(0)
+    rows = score_layers(
+        find_layers(nn.Conv2d(4000, 4000, 3, groups=4000)),
+        Scoring("goodness_of_fit", score_first=True, score_last=True),
+    )
+    assert rows[0].reason == ""

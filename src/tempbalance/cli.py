@@ -165,6 +165,9 @@ def _answered() -> Iterator[None]:
     except KeyboardInterrupt:
         messages.print("stopped: what was finished is kept, the same command goes on from there")
         sys.exit(130)
+    except ModuleNotFoundError as err:
+        messages.print(f"error: {err}: the lab needs more packages, pip install 'tempbalance[lab]'", markup=False)
+        sys.exit(1)
     except (ValueError, TypeError) as err:
         messages.print(f"error: {err}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter, is_lazy
 from torch.nn.utils import parametrize, prune
@@ -80,7 +81,7 @@ class Layer:
 class _Norm:
     name: str
     parameters: list[Parameter]
-    widths: tuple[int, ...]
+    widths: set[int]
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
@@ -143,17 +144,19 @@ def _own(name: str, module: nn.Module) -> Iterator[Layer | _Norm]:
     tensors = _tensors(module)
     if _is_norm(module, tensors):
         parameters = [parameter for _, made_of in tensors.values() for parameter in made_of]
-        shapes = [tuple(parameter.shape) for parameter in parameters if not is_lazy(parameter)]
-        yield _Norm(name, parameters, tuple({size for shape in shapes for size in shape}))
+        yield _Norm(name, parameters, {each.shape[0] for each in parameters if not is_lazy(each) and each.dim()})
         return
     layers = {}
     for key, (load, made_of) in tensors.items():
         if (layer := _layer(module, key, load, made_of)) is not None:
             layer.name = name if key == "weight" and name else _join(name, key)
             layers[key] = layer
+    before = None
     for key, (_, made_of) in tensors.items():
-        if key not in layers and (key_followed := _followed(key, module, list(layers))) is not None:
-            layers[key_followed].followers.extend(made_of)
+        if key in layers:
+            before = key
+        elif (followed := _followed(key, module, list(layers), before)) is not None:
+            layers[followed].followers.extend(made_of)
     yield from layers.values()
 
 
@@ -193,7 +196,9 @@ def _without_side_effects(parametrization: nn.Module) -> Tensor:
     were_training = [(module, module.training) for module in parametrization.modules()]
     try:
         parametrization.train(False)
-        weight: Tensor = parametrization()
+        device = next(parametrization.parameters()).device.type
+        with torch.autocast("cpu" if device == "meta" else device, enabled=False):
+            weight: Tensor = parametrization()
         return weight
     finally:
         for module, was_training in were_training:
@@ -205,9 +210,9 @@ def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: lis
     lazy = any(is_lazy(parameter) for parameter in made_of)
     shape = () if lazy else tuple(load().shape)
     make = partial(Layer, "", shape, load, made_of)
-    if isinstance(module, nn.Linear) and key == "weight":
+    if isinstance(module, nn.Linear) and key == "weight" and (lazy or len(shape) == 2):
         return make(cut_matrix, widths=(module.out_features,))
-    if isinstance(module, nn.modules.conv._ConvNd) and key == "weight":
+    if isinstance(module, nn.modules.conv._ConvNd) and key == "weight" and (lazy or len(shape) > 2):
         return make(partial(cut_convolution, groups=module.groups), widths=(module.out_channels,))
     if isinstance(module, nn.RNNBase | nn.RNNCellBase) and key.startswith("weight_"):
         gates = next((names for kind, names in _GATES if isinstance(module, kind)), "")
@@ -225,7 +230,7 @@ def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: lis
         return None
     if _EMBEDDING.search(key) or (len(shape) == 3 and shape[0] == 1):
         return make(cut_matrix, left_out="embedding", bare=True)
-    if is_conv1d(module) and key == "weight":
+    if is_conv1d(module) and key == "weight" and len(shape) == 2:
         return make(cut_matrix, out_dim=1, widths=(shape[1],))
     cut = cut_matrix if len(shape) == 2 else cut_stack if len(shape) == 3 else cut_convolution
     is_bare = not isinstance(module, nn.MultiheadAttention)
@@ -265,12 +270,13 @@ def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:
     )
 
 
-def _followed(key: str, module: nn.Module, weights: list[str]) -> str | None:
-    """Which of a module's weights a bias or other parameter goes with."""
+def _followed(key: str, module: nn.Module, weights: list[str], before: str | None) -> str | None:
+    """Which of a module's weights a bias or other parameter goes with: by name, or the one before it."""
     if not weights or (module._modules and not _BIAS.search(key)):
         return None
     stem = _stem(key)
-    return next((weight for weight in weights if _stem(weight) == stem), weights[0])
+    nearest = weights[0] if before is None or isinstance(module, nn.MultiheadAttention) else before
+    return next((weight for weight in weights if _stem(weight) == stem), nearest)
 
 
 def _stem(key: str) -> str:
@@ -291,22 +297,24 @@ def _attach_norms(found: list[Layer | _Norm]) -> None:
             continue
         end, fed = len(layers), num_fed
         for norm in reversed([each for each in run if isinstance(each, _Norm)]):
-            matching = [i for i, layer in enumerate(layers) if set(layer.widths) & set(norm.widths)]
-            if not matching:
-                continue
-            free = [i for i in matching if num_fed <= i < end]
-            index = (free or matching)[-1]
-            end = index if free else end
-            layers[index].followers.extend(norm.parameters)
-            fed = max(fed, index + 1)
+            free = _latest(layers, norm, range(num_fed, end))
+            index = free if free is not None else _latest(layers, norm, range(len(layers)))
+            if index is not None:
+                end = index if free is not None else end
+                layers[index].followers.extend(norm.parameters)
+                fed = max(fed, index + 1)
         num_fed = fed
+
+
+def _latest(layers: list[Layer], norm: _Norm, among: range) -> int | None:
+    return next((index for index in reversed(among) if norm.widths.intersection(layers[index].widths)), None)
 
 
 def _mark_tied(layers: list[Layer]) -> None:
     """Score a weight once: by its first name, or by that of the head where it is tied to an embedding."""
-    first: dict[Parameter, Layer] = {}
+    first: dict[frozenset[Parameter], Layer] = {}
     for layer in [*(each for each in layers if not each.is_embedding), *(each for each in layers if each.is_embedding)]:
-        key = layer.parameters[0]
+        key = frozenset(layer.parameters)
         if key not in first:
             first[key] = layer
         elif layer.is_embedding:

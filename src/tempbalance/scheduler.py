@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,9 @@ class TempBalance(LRScheduler):
         self.scale_range = scale_range
         self.interval, self.start = interval, start
         _check_belonging(optimizer, model, schedule)
+        for pattern in exclude:
+            if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
+                warnings.warn(f"TempBalance: exclude pattern {pattern!r} matches no layer", stacklevel=2)
         self.model = unwrap(model)
         self.schedule = schedule
         self.last_scores: dict[str, float] = {}
@@ -105,7 +109,7 @@ class TempBalance(LRScheduler):
         self._calls = -1
         self._is_retired = self._has_told = False
         scored = self._score() if start == 0 else None  # before anything is written
-        _take_over(optimizer, self)
+        self._is_doubtful = _take_over(optimizer, self)
         self._labels = _labels(optimizer)
         self._rates = _read_rates(optimizer)
         self._schedule_mark = _mark(schedule)
@@ -161,8 +165,8 @@ class TempBalance(LRScheduler):
 
     def get_lr(self) -> list[Rate]:
         """The schedule's rate times the scale of each group's own layer."""
+        self._take_in_new_groups()
         groups = self.optimizer.param_groups
-        self._rates += _read_rates(self.optimizer)[len(self._rates) :]  # groups added since
         return [
             rate * self.last_scales.get(group.get(LABEL, ""), 1.0)
             for rate, group in zip(self._rates, groups, strict=True)
@@ -202,13 +206,15 @@ class TempBalance(LRScheduler):
         return f"<TempBalance of {len(self.last_scales)} scored layers with {schedule}, {self._calls} steps>"
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and tensors, which load with ``weights_only=True``; callables are left out."""
+        """Plain numbers, strings and tensors, which load with ``weights_only=True``; functions are left out."""
+        self._take_in_new_groups()
+        scoring = {each.name: getattr(self.scoring, each.name) for each in fields(self.scoring)}
         options = {
             "scale_range": list(self.scale_range),
-            "assignment": self.assignment,
+            "assignment": None if callable(self.assignment) else self.assignment,
             "interval": self.interval,
             "start": self.start,
-            "scoring": {each.name: getattr(self.scoring, each.name) for each in fields(self.scoring)},
+            "scoring": {key: None if callable(value) else value for key, value in scoring.items()},
         }
         state: dict[str, Any] = _plain(
             {
@@ -241,6 +247,7 @@ class TempBalance(LRScheduler):
             ValueError: If the state belongs to other groups or another kind of schedule, or was saved with a function
                 that this scheduler was not built with; nothing has changed then.
         """
+        self._is_doubtful = False  # the state has the base rates
         self._check_active()
         state = copy.deepcopy(state_dict)
         _check_state(state, self.optimizer, self.schedule)
@@ -259,7 +266,12 @@ class TempBalance(LRScheduler):
             self._schedule_mark = _mark(self.schedule)
         for group, driven in zip(self.optimizer.param_groups, state["driven"], strict=True):
             group.update({key: tuple(value) if key == "betas" else value for key, value in driven.items()})
+        self._is_doubtful = False
         self._write_rates()
+
+    def _take_in_new_groups(self) -> None:
+        """Groups that were added since bring their own base rate."""
+        self._rates += _read_rates(self.optimizer)[len(self._rates) :]
 
     def _score(self) -> list[LayerRow]:
         """Rows with their scales, without changing anything."""
@@ -298,6 +310,11 @@ class TempBalance(LRScheduler):
     def _check_active(self) -> None:
         if self._is_retired:
             raise RuntimeError("restored, or another TempBalance on this optimizer has taken over: use that one")
+        if self._is_doubtful:
+            raise RuntimeError(
+                "the rates were scaled by an earlier TempBalance when the schedule of this one was built on them, so "
+                "the base rates are not known: load this scheduler's state_dict, or restore() the earlier one first"
+            )
         labels = _labels(self.optimizer)[: len(self._labels)]
         if labels != self._labels:
             raise RuntimeError(
@@ -372,15 +389,20 @@ def _check_belonging(optimizer: Optimizer, model: nn.Module, schedule: LRSchedul
                 )
 
 
-def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> None:
+def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
     """Put back the rates that an earlier TempBalance has scaled, and retire it.
 
+    Returns:
+        Whether the rates were changed since, as by a schedule that was built on them, so that the base rates are not
+        known until a state is loaded.
+
     Raises:
-        ValueError: If a schedule was built on the scaled rates since.
+        ValueError: If they were changed and the earlier one is still there.
     """
     earlier = getattr(optimizer, "_tempbalance", lambda: None)()
+    is_changed = any(map(_was_changed, optimizer.param_groups))
     if earlier is not None and not earlier._is_retired:
-        if any(map(_was_changed, optimizer.param_groups)):
+        if is_changed:
             raise ValueError(
                 "the rates have changed since an earlier TempBalance on this optimizer scaled them, so the base rates "
                 "are not known: call restore() on the earlier one before you set rates or build a schedule"
@@ -390,6 +412,7 @@ def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> None:
         if _WRITTEN in group and not _was_changed(group):
             _set_rate(group, group[_WRITTEN][0])
     optimizer._tempbalance = weakref.ref(scheduler)  # type: ignore[attr-defined]
+    return is_changed
 
 
 def _read_rates(optimizer: Optimizer) -> list[Rate]:
@@ -451,14 +474,13 @@ def _check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRSchedu
 
 
 def _plain(value: Any) -> Any:
-    """A copy made of what ``weights_only=True`` loads: numpy's numbers as Python's, callables as ``None``."""
+    """A copy in which numpy's numbers are Python's, which ``weights_only=True`` loads."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Mapping):
-        items = {key: _plain(each) for key, each in value.items()}
-        return items if type(value) is dict else copy.copy(value) if not items else type(value)(items)  # type: ignore[call-arg]
-    if isinstance(value, list | tuple):
+    if type(value) is dict:
+        return {key: _plain(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
         return type(value)(_plain(each) for each in value)
-    return None if callable(value) else value
+    return copy.deepcopy(value)

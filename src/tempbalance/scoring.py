@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import groupby
 from statistics import fmean
 
 import torch
@@ -17,7 +18,7 @@ from tempbalance.core.matrices import Cut, Part, cut_fused
 from tempbalance.core.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
 from tempbalance.core.spectrum import DOUBT, FLAT, Spectrum, check_weight, spectra
 from tempbalance.core.tail import TailFit, TailName, check_tail, fit_tail
-from tempbalance.errors import TailError, TempBalanceError
+from tempbalance.errors import ScoreError, TailError, TempBalanceError
 from tempbalance.layers import Layer
 from tempbalance.table import LayerRow, PartRow
 
@@ -43,6 +44,7 @@ class Scoring:
         check_count("min_eigenvalues", self.min_eigenvalues, least=3)
         if isinstance(self.exclude, str):
             raise TypeError(f"exclude must be a list of name patterns, got the string {self.exclude!r}")
+        object.__setattr__(self, "exclude", tuple(self.exclude))
         if not isinstance(self.fused, Mapping):
             raise TypeError(f"fused must map name patterns to parts, got {self.fused!r}")
         for pattern, sizes in self.fused.items():
@@ -73,16 +75,6 @@ class _Job:
     reason: str = ""
     fit: TailFit | None = None
     score: float | None = None
-
-    def load(self) -> Part:
-        """The part as it is now.
-
-        Raises:
-            WeightError: If the weight has no spectrum.
-        """
-        weight = self.layer.weight()
-        check_weight(weight)
-        return self.cut(weight)[self.index]
 
 
 def score_layers(layers: Sequence[Layer], scoring: Scoring) -> list[LayerRow]:
@@ -143,8 +135,9 @@ def _jobs(layer: Layer, scoring: Scoring) -> list[_Job]:
 
 def _solve(jobs: list[_Job], scoring: Scoring) -> None:
     """Fill in fit and score, or the reason why there are none; what float32 leaves in doubt, in float64."""
-    # the peak of the density depends on the smallest eigenvalue, which float32 can hardly ever tell from noise
-    for double in (True,) if scoring.tail == "peak" else (False, True):
+    # the density's peak depends on the smallest eigenvalue, and a function may, which float32 can't tell from noise
+    looks_at_all = scoring.tail == "peak" or callable(scoring.tail) or callable(scoring.score)
+    for double in (True,) if looks_at_all else (False, True):
         jobs = sorted(jobs, key=lambda job: -job.cost)
         results = spectra(_loaded(jobs), double=double)
         doubtful = []
@@ -158,10 +151,15 @@ def _solve(jobs: list[_Job], scoring: Scoring) -> None:
 
 
 def _loaded(jobs: list[_Job]) -> Iterator[Part]:
-    for job in jobs:
-        with _naming(job.layer):
-            part = job.load()
-        yield part
+    """The parts of jobs, a weight that several jobs in a row are cut from loaded once."""
+    for layer, run in groupby(jobs, lambda job: job.layer):
+        of_layer = list(run)
+        with _naming(layer):
+            weight = layer.weight()
+            check_weight(weight)
+            parts = of_layer[0].cut(weight)
+        for job in of_layer:
+            yield parts[job.index]
 
 
 def _judge(job: _Job, spectrum: Spectrum, scoring: Scoring) -> bool:
@@ -195,9 +193,10 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
         raise TailError("all eigenvalues are zero")
     if callable(scoring.tail):
         fit = scoring.tail(spectrum.eigenvalues)
-        if not isinstance(fit, TailFit):
-            raise TypeError(f"a tail function must return a TailFit, got {fit!r} from {scoring.tail!r}")
+        if not isinstance(fit, TailFit) or not math.isfinite(fit.xmin):
+            raise ScoreError(f"a tail function must return a finite TailFit, got {fit!r} from {scoring.tail!r}")
         xmin = spectrum.from_units(fit.xmin)
+        lowest = xmin
     else:
         values, significant = spectrum.values, spectrum.significant()
         if scoring.tail != "median":
@@ -206,10 +205,12 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
             values = significant if spectrum.precise else values
         fit = fit_tail(values, tail=scoring.tail, tail_fraction=scoring.tail_fraction)
         xmin = fit.xmin
+        lowest = xmin if scoring.tail == "median" else float(values[0])  # a search may end right below the largest
         fit = replace(fit, xmin=spectrum.in_units(xmin))
     if xmin <= spectrum.uncertainty(xmin):
         raise TailError(f"rank too low: the threshold, {xmin / spectrum.largest:.1e} of the largest, is rounding noise")
-    if spectrum.largest - xmin <= max(spectrum.uncertainty(spectrum.largest), FLAT * spectrum.largest):
+    is_noise = spectrum.largest - xmin <= spectrum.uncertainty(spectrum.largest)
+    if is_noise or spectrum.largest - lowest <= FLAT * spectrum.largest:
         raise TailError("flat tail: its eigenvalues are equal but for rounding")
     return fit
 

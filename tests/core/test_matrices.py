@@ -146,7 +146,7 @@ def test_fused_parts_that_do_not_add_up_are_refused(sizes):
 
 @pytest.mark.parametrize("shape", [(6,), (6, 4, 3)])
 def test_a_fused_weight_that_is_not_two_dimensional_is_refused(shape):
-    with pytest.raises(WeightError, match=f"two dimensions, got {len(shape)}"):
+    with pytest.raises(WeightError, match=f"must have 2 dimensions to be cut into matrices, got {len(shape)}"):
         cut_fused(numbered(*shape), sizes=3)
 
 

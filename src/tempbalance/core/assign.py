@@ -81,12 +81,17 @@ def _check_score(name: str, score: float, assignment: AssignmentName | Assignmen
 def _checked_scales(scales: Mapping[str, float], scores: Mapping[str, float]) -> dict[str, float]:
     if not isinstance(scales, Mapping):
         raise ScoreError(f"an assignment function must return scales by layer, got {scales!r}")
+    checked = {}
     for name in scores:
         if name not in scales:
             raise ScoreError(f"layer {name!r}: the assignment gave it no scale")
-        if not 0 <= scales[name] < math.inf:
-            raise ScoreError(f"layer {name!r}: a scale must be finite and >= 0, got {scales[name]}")
-    return {name: float(scales[name]) for name in scores}
+        try:
+            checked[name] = float(scales[name])
+        except (TypeError, ValueError) as err:
+            raise ScoreError(f"layer {name!r}: a scale must be a number, got {scales[name]!r}") from err
+        if not 0 <= checked[name] < math.inf:
+            raise ScoreError(f"layer {name!r}: a scale must be finite and >= 0, got {checked[name]}")
+    return checked
 
 
 def _clip(scale: float, scale_range: ScaleRange) -> float:

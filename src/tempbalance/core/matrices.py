@@ -43,7 +43,12 @@ Cut = Callable[[Tensor], list[Part]]
 
 
 def cut_matrix(weight: Tensor) -> list[Part]:
-    """One 2-D weight, one matrix."""
+    """One 2-D weight, one matrix.
+
+    Raises:
+        WeightError: If it has another number of dimensions.
+    """
+    _check_dimensions(weight, 2, 2)
     return [Part("", weight.unsqueeze(0))]
 
 
@@ -56,8 +61,9 @@ def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
         groups: How many independent convolutions the kernel holds.
 
     Raises:
-        WeightError: If ``groups`` does not divide the first dimension.
+        WeightError: If the kernel has fewer than three dimensions or ``groups`` does not divide the first.
     """
+    _check_dimensions(weight, 3, 5)
     first, second = weight.shape[:2]
     if groups < 1 or first % groups:
         raise WeightError(f"groups must divide the first dimension, got {groups} groups of {first}")
@@ -68,7 +74,12 @@ def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
 
 
 def cut_stack(weight: Tensor) -> list[Part]:
-    """One part per expert of a weight stacked along its first dimension, ``(experts, rows, columns)``."""
+    """One part per expert of a weight stacked along its first dimension, ``(experts, rows, columns)``.
+
+    Raises:
+        WeightError: If it has another number of dimensions.
+    """
+    _check_dimensions(weight, 3, 3)
     return [Part(f"expert {i}", weight[i : i + 1]) for i in range(weight.shape[0])]
 
 
@@ -84,8 +95,7 @@ def cut_fused(weight: Tensor, *, sizes: int | Sequence[int], names: Sequence[str
     Raises:
         WeightError: If the parts do not add up to the weight, or it is not 2-D.
     """
-    if weight.dim() != 2:
-        raise WeightError(f"a fused weight has two dimensions, got {weight.dim()}")
+    _check_dimensions(weight, 2, 2)
     length = weight.shape[dim]
     if isinstance(sizes, int):
         if sizes < 1 or length % sizes:
@@ -96,6 +106,12 @@ def cut_fused(weight: Tensor, *, sizes: int | Sequence[int], names: Sequence[str
     names = names or [str(i) for i in range(len(sizes))]
     parts = torch.split(weight, list(sizes), dim)
     return [Part(name, part.unsqueeze(0)) for name, part in zip(names, parts, strict=True)]
+
+
+def _check_dimensions(weight: Tensor, least: int, most: int) -> None:
+    if not least <= weight.dim() <= most:
+        wanted = f"{least} dimensions" if least == most else f"{least} to {most} dimensions"
+        raise WeightError(f"must have {wanted} to be cut into matrices, got {weight.dim()}")
 
 
 def cut_by_shape(weight: Tensor) -> list[Part]:

@@ -8,6 +8,7 @@ returns does not depend on how many there are.
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,7 @@ FLAT = 1e-3
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
 _CHUNK_SIZE = 2**22  # entries in one job
 _NOTHING = -(10**6)  # exponent of a job that is all zero
+_lock = threading.Lock()  # settings of the whole process are changed during a solve
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ def check_weight(weight: Tensor) -> None:
     """
     if not isinstance(weight, Tensor):
         raise TypeError(f"a weight must be a tensor, got {type(weight).__name__}")
+    if hasattr(weight, "placements"):
+        raise WeightError("must be whole, got a DTensor: sharded weights are not gathered")
     if weight.is_meta:
         raise WeightError("must have values, got one on the meta device: materialise the model first")
     if weight.layout != torch.strided or weight.is_quantized:
@@ -133,8 +137,11 @@ def spectra(parts: Iterable[Part], *, double: bool = False) -> list[Spectrum | W
         double: Work in float64; otherwise in float32, or in the weight's own precision if that is higher.
     """
     results: list[Spectrum | WeightError] = []
-    num_workers = torch.get_num_threads()
-    with _one_thread_each(), ThreadPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with (
+        _lock,
+        _one_thread_each() as num_workers,
+        ThreadPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
         waiting: deque[tuple[Part, list[Future[_Solved]]]] = deque()
         for part in parts:
             waiting.append((part, [_submit(pool, chunk, double) for chunk in _chunks(part.slices)]))
@@ -145,15 +152,15 @@ def spectra(parts: Iterable[Part], *, double: bool = False) -> list[Spectrum | W
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Give a solve one thread and all of float32's precision, and put both settings back."""
+def _one_thread_each() -> Iterator[int]:
+    """Give a solve one thread and all of float32's precision, put both settings back, and tell how many threads."""
     num_threads = torch.get_num_threads()
     precisions = [(backend, backend.fp32_precision) for backend in _matmul_backends()]
     try:
         torch.set_num_threads(1)
         for backend, _ in precisions:
             backend.fp32_precision = "ieee"
-        yield
+        yield num_threads
     finally:
         for backend, precision in precisions:
             backend.fp32_precision = precision
@@ -205,10 +212,10 @@ def _solve(slices: Tensor, double: bool) -> _Solved:
     if not math.isfinite(largest):
         raise WeightError("must be finite, has an entry that is NaN or infinite")
     if largest == 0:
-        return _Solved(torch.zeros(slices.shape[0] * min(slices.shape[1:]), dtype=torch.float64), _NOTHING, 0.0)
+        return _Solved(_zeros(slices.shape[0] * min(slices.shape[1:])), _NOTHING, 0.0)
     exponent = math.frexp(largest)[1]
     half = exponent // 2  # in two steps, because 2**-exponent is infinite for a denormal weight
-    slices = slices * 2.0**-half * 2.0 ** (half - exponent)
+    slices = (slices * 2.0**-half).mul_(2.0 ** (half - exponent))
     if slices.shape[1] > slices.shape[2]:
         slices = slices.mT
     with torch.autocast(slices.device.type, enabled=False):
@@ -227,7 +234,7 @@ def _pool(part: Part, jobs: list[Future[_Solved]]) -> Spectrum | WeightError:
     except WeightError as err:
         return err
     if not solved:
-        return Spectrum(torch.zeros(0, dtype=torch.float64), 0, 0.0, 0.0, precise=True)
+        return Spectrum(_zeros(0), 0, 0.0, 0.0, precise=True)
     eps, exponent = max(each.eps for each in solved), max(each.exponent for each in solved)
     values = torch.cat([torch.from_numpy(_ldexp(each.values.numpy(), each.exponent - exponent)) for each in solved])
     values = (values * part.factor).clamp(min=0).sort().values
@@ -243,6 +250,10 @@ def _pool(part: Part, jobs: list[Future[_Solved]]) -> Spectrum | WeightError:
         rounding=torch.finfo(part.slices.dtype).eps / 4 * root_mean_square * (math.sqrt(rows) + math.sqrt(columns)),
         precise=eps == torch.finfo(torch.float64).eps,
     )
+
+
+def _zeros(length: int) -> Tensor:
+    return torch.zeros(length, dtype=torch.float64, device="cpu")
 
 
 def _ldexp(values: Any, exponent: int) -> Any:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from tempbalance.errors import TailError
@@ -155,8 +154,10 @@ def fit_peak(spectrum: Tensor) -> TailFit:
     return _search(values, np.flatnonzero(near))
 
 
-def _as_array(spectrum: Tensor) -> Array:
-    values: Array = torch.as_tensor(spectrum).detach().cpu().double().numpy()
+def _as_array(spectrum: Any) -> Array:
+    if isinstance(spectrum, Tensor):
+        spectrum = spectrum.detach().cpu().double().numpy()
+    values = np.asarray(spectrum, dtype=np.float64)
     if not np.isfinite(values).all():
         raise TailError("eigenvalues must be finite, got NaN or infinity")
     if values.ndim != 1 or (np.diff(values) < 0).any():

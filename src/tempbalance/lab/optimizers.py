@@ -14,6 +14,8 @@ from tempbalance.lab.recipe import Recipe
 
 Groups = list[dict[str, Any]]
 
+_TRUST = 1e-3  # trust coefficient of LARS, its default
+
 
 def build_optimizer(groups: Groups, recipe: Recipe) -> Optimizer:
     """The optimizer of a recipe's method."""
@@ -40,6 +42,18 @@ def _optimizer(package: str, name: str, *, momentum: bool = False) -> Callable[[
     return build
 
 
+def _lars(groups: Groups, recipe: Recipe) -> Optimizer:
+    """LARS for the matrices; vectors, to which it gives no trust ratio, at the rate times its trust coefficient."""
+    assert recipe.lr is not None
+    split = []
+    for group in groups:
+        for is_matrix in (True, False):
+            params = [each for each in group["params"] if (each.dim() > 1) == is_matrix]
+            rate = {} if is_matrix else {"lr": recipe.lr * _TRUST}
+            split += [{**group, "params": params, **rate}] if params else []
+    return _optimizer("pytorch_optimizer", "LARS", momentum=True)(split, recipe)
+
+
 def _lookahead(groups: Groups, recipe: Recipe) -> Optimizer:
     kind = import_module("pytorch_optimizer").Lookahead
     inner = OPTIMIZERS["sgd"](groups, recipe)
@@ -53,7 +67,7 @@ OPTIMIZERS: dict[str, Callable[[Groups, Recipe], Optimizer]] = {
     "adamw": _optimizer("torch.optim", "AdamW"),
     "lookahead": _lookahead,
     "sgdp": _optimizer("pytorch_optimizer", "SGDP", momentum=True),
-    "lars": _optimizer("pytorch_optimizer", "LARS", momentum=True),
+    "lars": _lars,
     "adamp": _optimizer("pytorch_optimizer", "AdamP"),
     "lamb": _optimizer("pytorch_optimizer", "Lamb"),
 }

@@ -6,6 +6,7 @@ import io
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def train(
             f"stopped with {len(run.metrics)} of {recipe.epochs} epochs finished and kept in {run.path}: "
             "the same command goes on from there"
         ) from err
-    result = module.result()
+    # the accuracy after the last epoch, as the paper reports; from the log, for a run that was killed right before this
+    result = {"test_accuracy": run.metrics[-1]["test_accuracy"], **module.progress, "epochs": recipe.epochs}
     run.write_result(result)
     return result
 
@@ -159,7 +161,6 @@ class RecipeModule(LightningModule):
         """Go on from a checkpoint, once Lightning has loaded the network and the optimizer."""
         if self._loaded is not None:
             self.scheduler.load_state_dict(self._loaded["scheduler"])
-            self.progress = self._loaded["progress"]
             if self.regularizer is not None:
                 self.regularizer.load_state_dict(self._loaded["regularizer"])
         self._started = time.monotonic() - self.progress["seconds"]
@@ -213,10 +214,7 @@ class RecipeModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep it until the optimizer is there."""
         self._loaded = checkpoint["tempbalance"]
-
-    def result(self) -> Line:
-        """What the run came to: the accuracy after the last epoch, as the paper reports, and the best beside it."""
-        return {"test_accuracy": self.metrics["test_accuracy"], **self.progress, "epochs": self.recipe.epochs}
+        self.progress = self._loaded["progress"]
 
     def _loss(self, batch: Batch, stage: str) -> Tensor:
         images, labels = batch
@@ -304,9 +302,9 @@ class Recorder(Checkpoint):
                 buffer = io.BytesIO()
                 torch.save(module.network.state_dict(), buffer)
                 write_whole(self.run.path / "best.ckpt", buffer.getvalue())
-            self.run.save_checkpoint(trainer.save_checkpoint)
+            self.run.save_checkpoint(partial(trainer.save_checkpoint, weights_only=False))
         else:  # saving gathers from all processes
-            trainer.save_checkpoint(self.run.path / "new.ckpt")
+            trainer.save_checkpoint(self.run.path / "new.ckpt", weights_only=False)
 
 
 def layer_lines(module: RecipeModule, epoch: int) -> list[Line]:

@@ -1,0 +1,211 @@
+"""Training survives what happens to it: kills, damage, other recipes, losses that are not finite."""
+
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from tempbalance.lab.methods import METHODS
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.training import InterruptedRunError, TrainingError, train
+from tempbalance.runlog import RunFolder
+
+SMALL = Recipe(dataset="digits", model="mlp", width=0.25, method="tb+snr", epochs=5, limit=300)
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def run(recipe: Recipe, folder: Path, slow: float = 0.0) -> None:
+    """Train in a process of its own, with every write to the disk drawn out."""
+    torch.set_num_threads(1)
+    if slow:
+        real = os.fsync
+
+        def fsync(descriptor):
+            time.sleep(slow)
+            real(descriptor)
+
+        os.fsync = fsync
+    train(recipe, folder, accelerator="cpu")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
+    return {**checkpoint["state_dict"], **checkpoint["tempbalance"]["regularizer"]}
+
+
+def flat(state: dict) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Equal to the bit: the logs, and everything in the last checkpoint that is a tensor."""
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    ours, theirs = flat(weights(one)), flat(weights(other))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert RunFolder(one).result["test_accuracy"] == RunFolder(other).result["test_accuracy"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(SMALL, folder)
+    return folder
+
+
+def test_a_run_leaves_what_it_should(whole):
+    folder = RunFolder(whole)
+    assert {path.name for path in whole.iterdir()} >= {
+        "recipe.json",
+        "metrics.jsonl",
+        "layers.jsonl",
+        "last.ckpt",
+        "best.ckpt",
+        "result.json",
+    }
+    assert Recipe.from_dict(folder.recipe["recipe"]) == SMALL
+    assert "torch" in folder.recipe["versions"]
+    assert [line["epoch"] for line in folder.metrics] == [1, 2, 3, 4, 5]
+    assert sorted({line["epoch"] for line in folder.layers}) == [0, 1, 2, 3, 4, 5]
+    result = folder.result
+    assert result["test_accuracy"] == folder.metrics[-1]["test_accuracy"]
+    assert result["best_accuracy"] == max(line["test_accuracy"] for line in folder.metrics)
+    assert result["seconds"] > 0
+
+
+def test_layers_are_trained_at_rates_within_the_range_that_follow_alpha(whole):
+    lines = RunFolder(whole).layers
+    for epoch in range(5):  # after the last one the cosine is zero
+        layers = [line for line in lines if line["epoch"] == epoch]
+        assert len(layers) >= 2
+        base = SMALL.lr / 2 * (1 + torch.cos(torch.tensor(epoch / 5, dtype=torch.float64) * torch.pi).item())
+        assert all(line["rate"] == pytest.approx(base * line["scale"], rel=1e-9) for line in layers)
+        assert {min(line["scale"] for line in layers), max(line["scale"] for line in layers)} == {0.5, 1.5}
+        by_alpha = sorted(layers, key=lambda line: line["alpha"])
+        assert [line["rate"] for line in by_alpha] == sorted(line["rate"] for line in layers)
+
+
+def test_ten_kills_at_random_instants_change_no_bit(whole, tmp_path):
+    """Every write to the disk takes 0.2 s here, so that some kills fall into one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.lab.test_training"])
+    instants, kills, in_write = random.Random(1), 0, 0
+    for _ in range(60):
+        process = context.Process(target=run, args=(SMALL, tmp_path, 0.2))
+        process.start()
+        process.join(instants.uniform(1.0, 4.0) if kills < 10 else 120)
+        if process.exitcode is not None:
+            assert process.exitcode == 0
+            if kills >= 10:
+                break
+            (tmp_path / "result.json").unlink()  # it was faster than ten kills: go on killing its end
+            continue
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += 1
+        in_write += (tmp_path / "new.ckpt").exists() or any(tmp_path.glob("*.new"))
+    assert kills == 10
+    assert in_write > 0
+    assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[: len(content) // 2], lambda content: content[:99] + b"\xff" + content[100:]]
+)
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(whole, tmp_path, damage):
+    run(SMALL, tmp_path)
+    (tmp_path / "result.json").unlink()
+    last = tmp_path / "last.ckpt"
+    last.write_bytes(damage(last.read_bytes()))
+    run(SMALL, tmp_path)
+    assert_same_run(tmp_path, whole)
+
+
+def test_a_finished_run_is_left_alone(whole):
+    before = {path: path.stat().st_mtime_ns for path in whole.iterdir()}
+    assert train(SMALL, whole) == RunFolder(whole).result
+    assert {path: path.stat().st_mtime_ns for path in whole.iterdir()} == before
+
+
+def test_another_recipe_is_refused_with_the_difference(whole):
+    other = Recipe.from_dict({**SMALL.to_dict(), "lr": 0.2})
+    with pytest.raises(TrainingError, match=r"another recipe: lr: 0\.1 in the folder, 0\.2 asked for"):
+        train(other, whole)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_epoch_the_layer_and_its_rate(tmp_path):
+    broken = Recipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 3e38})
+    with pytest.raises(
+        TrainingError,
+        match=r"the loss is (nan|inf) in epoch 1; the first layer that is not finite is '.*', rate 3e\+38",
+    ):
+        train(broken, tmp_path, accelerator="cpu")
+    assert RunFolder(tmp_path).result is None
+
+
+def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(whole, tmp_path, monkeypatch):
+    real, calls = RunFolder.save_checkpoint, []
+
+    def save_checkpoint(self, save):
+        calls.append(1)
+
+        def fill(path):
+            save(path)
+            raise OSError(28, "No space left on device")
+
+        real(self, fill if len(calls) == 3 else save)
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", save_checkpoint)
+    with pytest.raises(OSError, match="No space left on device"):
+        train(SMALL, tmp_path, accelerator="cpu")
+    monkeypatch.undo()
+    assert torch.load(RunFolder(tmp_path).checkpoint(), weights_only=True)["epoch"] == 1
+    run(SMALL, tmp_path)
+    assert_same_run(tmp_path, whole)
+
+
+def test_being_asked_to_stop_says_how_to_go_on(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.lab.test_training"])
+    queue = context.Queue()
+    process = context.Process(target=told, args=(queue, tmp_path))
+    process.start()
+    deadline = time.monotonic() + 60
+    while not RunFolder(tmp_path).metrics and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    message = queue.get(timeout=60)
+    process.join()
+    assert "the same command goes on from there" in message
+    assert RunFolder(tmp_path).result is None
+    assert RunFolder(tmp_path).checkpoint() is not None
+
+
+def told(queue, folder: Path) -> None:
+    torch.set_num_threads(1)
+    try:
+        train(Recipe.from_dict({**SMALL.to_dict(), "epochs": 10_000}), folder, accelerator="cpu")
+    except InterruptedRunError as err:
+        queue.put(str(err))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_the_digits_with_its_defaults(method, tmp_path):
+    result = train(Recipe(model="mlp", width=0.25, epochs=15, method=method), tmp_path, accelerator="cpu")
+    assert result["test_accuracy"] > 90
