@@ -101,28 +101,26 @@ def test_layers_are_trained_at_rates_within_the_range_that_follow_alpha(whole):
         assert [line["rate"] for line in by_alpha] == sorted(line["rate"] for line in layers)
 
 
-def test_ten_kills_at_random_instants_change_no_bit(whole, tmp_path):
+def test_ten_kills_at_random_instants_change_no_bit(tmp_path):
     """Every write to the disk takes 0.2 s here, so that some kills fall into one."""
+    recipe = Recipe.from_dict({**SMALL.to_dict(), "epochs": 30})
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(recipe, whole)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.lab.test_training"])
     instants, kills, in_write = random.Random(1), 0, 0
-    for _ in range(60):
-        process = context.Process(target=run, args=(SMALL, tmp_path, 0.2))
+    while kills < 10:
+        process = context.Process(target=run, args=(recipe, killed, 0.2))
         process.start()
-        process.join(instants.uniform(1.0, 4.0) if kills < 10 else 120)
-        if process.exitcode is not None:
-            assert process.exitcode == 0
-            if kills >= 10:
-                break
-            (tmp_path / "result.json").unlink()  # it was faster than ten kills: go on killing its end
-            continue
+        process.join(instants.uniform(0.2, 2.5))
+        assert process.exitcode is None, "the run was over before it was killed ten times"
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         kills += 1
-        in_write += (tmp_path / "new.ckpt").exists() or any(tmp_path.glob("*.new"))
-    assert kills == 10
+        in_write += (killed / "new.ckpt").exists() or any(killed.glob("*.new"))
     assert in_write > 0
-    assert_same_run(tmp_path, whole)
+    run(recipe, killed)
+    assert_same_run(killed, whole)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +148,10 @@ def test_another_recipe_is_refused_with_the_difference(whole):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_epoch_the_layer_and_its_rate(tmp_path):
-    broken = Recipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 3e38})
+    broken = Recipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
     with pytest.raises(
         TrainingError,
-        match=r"the loss is (nan|inf) in epoch 1; the first layer that is not finite is '.*', rate 3e\+38",
+        match=r"the loss is (nan|inf) in epoch 1; the first layer that is not finite is '.*', rate 1e\+20",
     ):
         train(broken, tmp_path, accelerator="cpu")
     assert RunFolder(tmp_path).result is None
