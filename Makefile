@@ -4,7 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test check format clean
+.DEFAULT_GOAL := test
+.PHONY: test check format clean demo
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -23,6 +24,9 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto
+
+demo: $(STAMP)
+	$(BIN)/tempbalance compare --out runs/demo
 
 format: $(STAMP)
 	$(BIN)/ruff format .

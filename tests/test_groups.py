@@ -17,15 +17,6 @@ from tests.schedules import OPTIMIZERS, SCHEDULES, advance, hyperbola, rates_of,
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """So small a model trains faster on one, above all beside other work."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 class WithExtras(nn.Module):
     """A parameter that no layer owns, one tied weight, one frozen."""
 

@@ -43,15 +43,6 @@ SCORED = ["3", "6", "9"]
 OUTERMOST = "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """So small a model trains faster on one, above all beside other work."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 def balanced(build=None, *, kind="sgd", seed=0, groups=None, **options):
     """A model, its optimizer, and TempBalance on a schedule."""
     model = small_mlp(seed)

@@ -51,15 +51,6 @@ PARTS = ("model", "optimizer", "scheduler")
 ORDERS = [*itertools.permutations(PARTS)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """So small a model trains faster on one, above all beside other work."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 def build(name, kind="sgd", *, seed=0, saved=None, rate=None, **options):
     """A run; an optimizer's state, if given, is loaded before anything is built on it."""
     model = small_mlp(seed)

@@ -168,14 +168,14 @@ def _answered() -> Iterator[None]:
     except ModuleNotFoundError as err:
         messages.print(f"error: {err}: the lab needs more packages, pip install 'tempbalance[lab]'", markup=False)
         sys.exit(1)
-    except (ValueError, TypeError) as err:
-        messages.print(f"error: {err}", style="red", markup=False, soft_wrap=True)
-        sys.exit(2)
     except Exception as err:
-        if not type(err).__module__.startswith("tempbalance") and not isinstance(err, OSError):
+        is_ours = type(err).__module__.startswith("tempbalance")
+        if not is_ours and not isinstance(err, ValueError | TypeError | OSError):
             raise
         messages.print(f"error: {err}", style="red", markup=False, soft_wrap=True)
-        sys.exit(130 if type(err).__name__ == "InterruptedRunError" else 1)
+        if type(err).__name__ == "InterruptedRunError":
+            sys.exit(130)
+        sys.exit(2 if isinstance(err, ValueError | TypeError) and not is_ours else 1)
 
 
 if __name__ == "__main__":

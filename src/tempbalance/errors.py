@@ -1,8 +1,8 @@
 """What can go wrong, as types."""
 
 
-class TempBalanceError(Exception):
-    """Base of every error that is about a weight, a spectrum or a score."""
+class TempBalanceError(ValueError):
+    """Base of every error that is about the values of a weight, a spectrum or a score."""
 
 
 class WeightError(TempBalanceError):

@@ -6,15 +6,6 @@ from tempbalance import param_groups
 from tempbalance.lab.networks import NETWORKS, Bottleneck, build_network
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Small convolutions wait for threads rather than compute where cores are shared: minutes instead of seconds."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
