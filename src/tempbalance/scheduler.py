@@ -21,18 +21,16 @@ from tempbalance.core.score import ScoreFunction, ScoreName
 from tempbalance.core.tail import TailName
 from tempbalance.groups import LABEL, flatten
 from tempbalance.layers import find_layers, owners
+from tempbalance.rates import Rate, note_written, put_back, read_rates, was_changed, write_rates
 from tempbalance.scoring import Scoring, TailFunction, check_count, score_layers
 from tempbalance.table import LayerRow, LayerTable
 from tempbalance.wrappers import unwrap
-
-Rate = float | Tensor
 
 _OUTERMOST = (
     "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`, "
     "TempBalance(optimizer, model, schedule), and step only TempBalance"
 )
 _DRIVEN = ("momentum", "betas")  # what OneCycleLR and CyclicLR write besides the rate
-_WRITTEN = "balanced_lr"  # key of a group: its rate before and after scaling, as they were written last
 
 
 class TempBalance(LRScheduler):
@@ -111,7 +109,7 @@ class TempBalance(LRScheduler):
         scored = self._score() if start == 0 else None  # before anything is written
         self._is_doubtful = _take_over(optimizer, self)
         self._labels = _labels(optimizer)
-        self._rates = _read_rates(optimizer)
+        self._rates = read_rates(optimizer)
         self._schedule_mark = _mark(schedule)
         if scored is not None:
             self._keep(scored)
@@ -185,9 +183,8 @@ class TempBalance(LRScheduler):
     def restore(self) -> None:
         """Put the base rates back and give the optimizer up; to build another schedule on it, call this first."""
         self._check_active()
-        _write(self.optimizer, self._rates)
-        for group in self.optimizer.param_groups:
-            group.pop(_WRITTEN, None)
+        self._write_rates()
+        put_back(self.optimizer)
         self._is_retired = True
 
     def table(self) -> LayerTable:
@@ -271,7 +268,7 @@ class TempBalance(LRScheduler):
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added since bring their own base rate."""
-        self._rates += _read_rates(self.optimizer)[len(self._rates) :]
+        self._rates += read_rates(self.optimizer)[len(self._rates) :]
 
     def _score(self) -> list[LayerRow]:
         """Rows with their scales, without changing anything."""
@@ -291,7 +288,7 @@ class TempBalance(LRScheduler):
 
     def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Step the schedule on its own rates: many go on from a group's present one, and scales must not compound."""
-        _write(self.optimizer, self._rates)
+        write_rates(self.optimizer, self._rates)
         try:
             schedule.step(*args, **kwargs)
         except BaseException:
@@ -299,13 +296,12 @@ class TempBalance(LRScheduler):
             raise
         finally:
             self._schedule_mark = _mark(schedule)
-        self._rates = _read_rates(self.optimizer)
+        self._rates = read_rates(self.optimizer)
 
     def _write_rates(self) -> None:
-        _write(self.optimizer, self.get_lr())
-        self._last_lr = _read_rates(self.optimizer)
-        for group, rate, scaled in zip(self.optimizer.param_groups, self._rates, self._last_lr, strict=True):
-            group[_WRITTEN] = (float(rate), float(scaled))
+        write_rates(self.optimizer, self.get_lr())
+        note_written(self.optimizer, self._rates)
+        self._last_lr = read_rates(self.optimizer)
 
     def _check_active(self) -> None:
         if self._is_retired:
@@ -333,7 +329,7 @@ class TempBalance(LRScheduler):
                 "something else stepped the schedule: TempBalance steps it, and nothing else may; "
                 "to go on all the same, call restore() and build TempBalance again"
             )
-        changed = [group.get(LABEL) for group in self.optimizer.param_groups if _was_changed(group)]
+        changed = [group.get(LABEL) for group in self.optimizer.param_groups if was_changed(group)]
         if changed:
             warnings.warn(
                 f"TempBalance: something else set the rates of groups {changed}, which step() overwrites: "
@@ -400,7 +396,7 @@ def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
         ValueError: If they were changed and the earlier one is still there.
     """
     earlier = getattr(optimizer, "_tempbalance", lambda: None)()
-    is_changed = any(map(_was_changed, optimizer.param_groups))
+    is_changed = any(map(was_changed, optimizer.param_groups))
     if earlier is not None and not earlier._is_retired:
         if is_changed:
             raise ValueError(
@@ -408,39 +404,9 @@ def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
                 "are not known: call restore() on the earlier one before you set rates or build a schedule"
             )
         earlier._is_retired = True
-    for group in optimizer.param_groups:
-        if _WRITTEN in group and not _was_changed(group):
-            _set_rate(group, group[_WRITTEN][0])
+    put_back(optimizer)
     optimizer._tempbalance = weakref.ref(scheduler)  # type: ignore[attr-defined]
     return is_changed
-
-
-def _read_rates(optimizer: Optimizer) -> list[Rate]:
-    return [
-        rate.clone() if isinstance(rate := group["lr"], Tensor) else float(rate) for group in optimizer.param_groups
-    ]
-
-
-def _write(optimizer: Optimizer, rates: Sequence[Rate]) -> None:
-    """Set the rates; a Tensor one in place, each group's own: torch shares one among all that are built together."""
-    shared = {id(optimizer.defaults.get("lr"))}
-    for group, rate in zip(optimizer.param_groups, rates, strict=False):
-        if isinstance(group["lr"], Tensor) and id(group["lr"]) in shared:
-            group["lr"] = group["lr"].clone()
-        shared.add(id(group["lr"]))
-        _set_rate(group, rate)
-
-
-def _set_rate(group: dict[str, Any], rate: Rate) -> None:
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(float(rate))
-    else:
-        group["lr"] = float(rate)
-
-
-def _was_changed(group: dict[str, Any]) -> bool:
-    """Whether the rate is no longer the one that was written last."""
-    return _WRITTEN in group and float(group["lr"]) != group[_WRITTEN][1]
 
 
 def _option(name: str, saved: Any, built: Any) -> Any:
