@@ -491,3 +491,19 @@ def test_a_state_leaves_the_functions_of_a_schedule_alone():
     scheduler.step()
     expected = [0.09 * scale_of(scheduler, group) for group in optimizer.param_groups]
     assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rates_set_by_hand_after_an_earlier_one_is_gone_count_when_it_is_built_once_more():
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    TempBalance(optimizer, model, min_eigenvalues=8)  # not kept
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    second = TempBalance(optimizer, model, min_eigenvalues=8)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="build TempBalance once more"):
+        second.step()
+    third = TempBalance(optimizer, model, min_eigenvalues=8)
+    third.step()
+    expected = [0.01 * scale_of(third, group) for group in optimizer.param_groups]
+    assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)

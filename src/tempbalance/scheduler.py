@@ -308,8 +308,9 @@ class TempBalance(LRScheduler):
             raise RuntimeError("restored, or another TempBalance on this optimizer has taken over: use that one")
         if self._is_doubtful:
             raise RuntimeError(
-                "the rates were scaled by an earlier TempBalance when the schedule of this one was built on them, so "
-                "the base rates are not known: load this scheduler's state_dict, or restore() the earlier one first"
+                "the rates were scaled by an earlier TempBalance and then changed, as by a schedule built on them, so "
+                "the base rates are not known: load this scheduler's state_dict; or restore() the earlier one first; "
+                "or, if you have set the base rates yourself, build TempBalance once more"
             )
         labels = _labels(self.optimizer)[: len(self._labels)]
         if labels != self._labels:
