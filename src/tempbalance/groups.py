@@ -106,6 +106,53 @@ def split_param_groups(
                 setattr(scheduler, key, [copy_value(values[index]) for index in origin])
 
 
+def check_belonging(
+    optimizer: torch.optim.Optimizer, model: nn.Module, schedule: lr_scheduler.LRScheduler | None
+) -> None:
+    """Refuse an optimizer, a model and a schedule that do not belong together.
+
+    Raises:
+        TypeError: If one of them is something else.
+        ValueError: If groups are not labelled with the model's layers, or the schedule is not for these groups.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    held = {each for group in optimizer.param_groups for each in group["params"]}
+    if held.isdisjoint(model.parameters()):
+        raise ValueError("the optimizer holds none of the model's parameters")
+    owner = owners(find_layers(model))
+    labels = {group[LABEL] for group in optimizer.param_groups if LABEL in group}
+    if not labels and not held.isdisjoint(owner):
+        raise ValueError(
+            "no param group is labelled with its layer: build the optimizer from tempbalance.param_groups(model), "
+            "or call tempbalance.split_param_groups(optimizer, model) first"
+        )
+    for group in optimizer.param_groups:
+        found = {owner.get(each) for each in group["params"]}
+        if LABEL in group and found and found != {group[LABEL]}:
+            raise ValueError(
+                f"the param group labelled {group[LABEL]!r} holds parameters that this model has under {found}: "
+                "call param_groups or split_param_groups with the same model"
+            )
+    if schedule is None:
+        return
+    if not isinstance(schedule, lr_scheduler.LRScheduler):
+        raise TypeError(f"schedule must be a scheduler of torch, got {type(schedule).__name__}")
+    for each in flatten([schedule]):
+        if each.optimizer is not optimizer:
+            raise ValueError(f"schedule {type(each).__name__} belongs to another optimizer")
+        adapts = getattr(each, "default_min_lr", None) is not None  # ReduceLROnPlateau with one bound for all groups
+        lists = [getattr(each, name, None) for name in ("base_lrs", "min_lrs") if not (adapts and name == "min_lrs")]
+        for values in lists:
+            if values is not None and len(values) != len(optimizer.param_groups):
+                raise ValueError(
+                    f"schedule {type(each).__name__} was built for {len(values)} param groups, the optimizer has "
+                    f"{len(optimizer.param_groups)}: build it after the split, or hand it to split_param_groups then"
+                )
+
+
 def copy_value(value: Any) -> Any:
     """A group's option for another group: torch shares one Tensor rate among all groups, which then move as one."""
     return value.clone() if isinstance(value, Tensor) else value

@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPl
 from tempbalance.core.assign import AssignmentFunction, AssignmentName, ScaleRange, assign, check_assignment
 from tempbalance.core.score import ScoreFunction, ScoreName
 from tempbalance.core.tail import TailName
-from tempbalance.groups import LABEL, flatten
-from tempbalance.layers import find_layers, owners
+from tempbalance.groups import LABEL, check_belonging, flatten
+from tempbalance.layers import find_layers
 from tempbalance.rates import Rate, note_written, put_back, read_rates, was_changed, write_rates
 from tempbalance.scoring import Scoring, TailFunction, check_count, score_layers
 from tempbalance.table import LayerRow, LayerTable
@@ -95,7 +95,9 @@ class TempBalance(LRScheduler):
         self.assignment: AssignmentName | AssignmentFunction = assignment
         self.scale_range = scale_range
         self.interval, self.start = interval, start
-        _check_belonging(optimizer, model, schedule)
+        if isinstance(schedule, TempBalance):
+            raise TypeError("schedule must be a scheduler of torch, got TempBalance")
+        check_belonging(optimizer, model, schedule)
         for pattern in exclude:
             if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
                 warnings.warn(f"TempBalance: exclude pattern {pattern!r} matches no layer", stacklevel=2)
@@ -344,46 +346,6 @@ class TempBalance(LRScheduler):
         """What the schedule writes into the groups besides the rate."""
         cycles = any(getattr(each, "cycle_momentum", False) for each in flatten([self.schedule]))
         return tuple(key for key in _DRIVEN if cycles and key in self.optimizer.defaults)
-
-
-def _check_belonging(optimizer: Optimizer, model: nn.Module, schedule: LRScheduler | None) -> None:
-    """Refuse an optimizer, a model and a schedule that do not belong together."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    held = {each for group in optimizer.param_groups for each in group["params"]}
-    if held.isdisjoint(model.parameters()):
-        raise ValueError("the optimizer holds none of the model's parameters")
-    owner = owners(find_layers(model))
-    labels = {group[LABEL] for group in optimizer.param_groups if LABEL in group}
-    if not labels and not held.isdisjoint(owner):
-        raise ValueError(
-            "no param group is labelled with its layer: build the optimizer from tempbalance.param_groups(model), "
-            "or call tempbalance.split_param_groups(optimizer, model) first"
-        )
-    for group in optimizer.param_groups:
-        found = {owner.get(each) for each in group["params"]}
-        if LABEL in group and found and found != {group[LABEL]}:
-            raise ValueError(
-                f"the param group labelled {group[LABEL]!r} holds parameters that this model has under {found}: "
-                "call param_groups or split_param_groups with the same model"
-            )
-    if schedule is None:
-        return
-    if isinstance(schedule, TempBalance) or not isinstance(schedule, LRScheduler):
-        raise TypeError(f"schedule must be a scheduler of torch, got {type(schedule).__name__}")
-    for each in flatten([schedule]):
-        if each.optimizer is not optimizer:
-            raise ValueError(f"schedule {type(each).__name__} belongs to another optimizer")
-        adapts = getattr(each, "default_min_lr", None) is not None  # ReduceLROnPlateau with one bound for all groups
-        lists = [getattr(each, name, None) for name in ("base_lrs", "min_lrs") if not (adapts and name == "min_lrs")]
-        for values in lists:
-            if values is not None and len(values) != len(optimizer.param_groups):
-                raise ValueError(
-                    f"schedule {type(each).__name__} was built for {len(values)} param groups, the optimizer has "
-                    f"{len(optimizer.param_groups)}: build it after the split, or hand it to split_param_groups then"
-                )
 
 
 def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
