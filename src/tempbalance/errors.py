@@ -15,3 +15,7 @@ class TailError(TempBalanceError):
 
 class ScoreError(TempBalanceError):
     """A score that cannot become a scale: not finite, or outside what the assignment takes."""
+
+
+class CheckpointError(TempBalanceError):
+    """A file or folder that holds no readable weights, or is refused."""

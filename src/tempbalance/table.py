@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, overload
 
 
@@ -71,6 +71,45 @@ class LayerRow:
         """The row that `to_dict` gave."""
         parts = tuple(PartRow(**part) for part in values["parts"])
         return cls(**{**values, "shape": tuple(values["shape"]), "parts": parts})
+
+
+@dataclass(frozen=True)
+class DiagnosisRow(LayerRow):
+    """One layer of a diagnosis: its fit, what else its spectrum says, and a verdict.
+
+    A layer with parts has their mean, but for ``spectral_norm``, which is the largest, and the two counts, which are
+    sums. A value is ``None`` where it does not exist: a layer that is left out has none, a product of adapters no edge.
+
+    Attributes:
+        spectral_norm: Largest eigenvalue, as the paper has it.
+        stable_rank: Sum of the eigenvalues over the largest.
+        log_norm: log10 of the sum of the eigenvalues.
+        alpha_weighted: alpha x log10 of the largest eigenvalue.
+        log_alpha_norm: log10 of the sum of the eigenvalues to the power alpha.
+        entropy: That of the eigenvalues as shares of their sum, 0 to 1.
+        mp_edge: Where the eigenvalues of a random matrix with entries of this variance end; ``None`` with several parts.
+        num_beyond: How many eigenvalues lie beyond it.
+        num_beyond_shuffled: How many do when the weight's entries are shuffled.
+        verdict: In words; empty if the layer is left out.
+        spectra: The eigenvalues of each part, ascending; the part is called "" where it is all of the layer.
+    """
+
+    spectral_norm: float | None = None
+    stable_rank: float | None = None
+    log_norm: float | None = None
+    alpha_weighted: float | None = None
+    log_alpha_norm: float | None = None
+    entropy: float | None = None
+    mp_edge: float | None = None
+    num_beyond: int | None = None
+    num_beyond_shuffled: int | None = None
+    verdict: str = ""
+    spectra: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dictionaries, without the spectra and the rate's scale."""
+        values = LayerRow.to_dict(replace(self, spectra={}))
+        return {name: value for name, value in values.items() if name not in ("spectra", "scale", "score")}
 
 
 class LayerTable(Sequence[LayerRow]):
