@@ -62,8 +62,8 @@ def check_count(name: str, value: int, *, least: int) -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
-@dataclass
-class _Job:
+@dataclass(eq=False)
+class Job:
     """One part of a layer on its way through spectrum, fit and score."""
 
     layer: Layer
@@ -90,9 +90,9 @@ def score_layers(layers: Sequence[Layer], scoring: Scoring) -> list[LayerRow]:
             raise ValueError(f"fused pattern {pattern!r} matches no layer, of {[layer.name for layer in layers]}")
     first, last = ends(layers)
     reasons = {layer.name: _reason(layer, scoring, layer is first, layer is last) for layer in layers}
-    jobs = {layer.name: _jobs(layer, scoring) for layer in layers if not reasons[layer.name]}
-    _solve([job for each in jobs.values() for job in each if not job.reason], scoring)
-    return [_row(layer, jobs.get(layer.name, []), reasons[layer.name]) for layer in layers]
+    jobs = {layer.name: jobs_of(layer, scoring) for layer in layers if not reasons[layer.name]}
+    solve([job for each in jobs.values() for job in each], scoring)
+    return [make_row(layer, jobs.get(layer.name, []), reasons[layer.name]) for layer in layers]
 
 
 def ends(layers: Sequence[Layer]) -> tuple[Layer | None, Layer | None]:
@@ -115,54 +115,99 @@ def _reason(layer: Layer, scoring: Scoring, is_first: bool, is_last: bool) -> st
     return "frozen" if layer.is_frozen else ""
 
 
-def _jobs(layer: Layer, scoring: Scoring) -> list[_Job]:
-    """The parts of a layer, known from its shape alone."""
+def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
+    """The parts of a layer, known from its shape alone.
+
+    Raises:
+        TempBalanceError: If the weight is lazy or cannot be cut; it names the layer.
+    """
     sizes = next((each for pattern, each in scoring.fused.items() if fnmatchcase(layer.name, pattern)), None)
     cut = layer.cut if sizes is None else partial(cut_fused, sizes=sizes, dim=layer.out_dim)
     jobs = []
-    with _naming(layer):
+    with naming(layer):
         if not layer.shape:
             layer.weight()
         for index, part in enumerate(cut(torch.empty(layer.shape, device="meta"))):
             num_slices, rows, columns = part.slices.shape
             cost = num_slices * min(rows, columns) ** 2 * max(rows, columns)
-            job = _Job(layer, cut, index, part.name, cost, part.num_eigenvalues)
+            job = Job(layer, cut, index, part.name, cost, part.num_eigenvalues)
             if job.num_eigenvalues < scoring.min_eigenvalues:
                 job.reason = f"{job.num_eigenvalues} eigenvalues, min_eigenvalues is {scoring.min_eigenvalues}"
             jobs.append(job)
     return jobs
 
 
-def _solve(jobs: list[_Job], scoring: Scoring) -> None:
-    """Fill in fit and score, or the reason why there are none; what float32 leaves in doubt, in float64."""
+Refuse = Callable[[Job, TempBalanceError], None]
+
+
+def _raise(job: Job, error: TempBalanceError) -> None:
+    with naming(job.layer):
+        raise error
+
+
+def solve(
+    jobs: list[Job],
+    scoring: Scoring,
+    *,
+    see: Callable[[Job, Spectrum], None] | None = None,
+    refuse: Refuse = _raise,
+    memory: float = math.inf,
+) -> None:
+    """Fill in fit and score, or the reason why there are none; what float32 leaves in doubt, in float64.
+
+    Args:
+        jobs: What to solve; those that have a reason already are passed over.
+        scoring: How.
+        see: Is shown each spectrum once it is judged.
+        refuse: What becomes of an error; without it, it is raised with the layer's name.
+        memory: Bytes that weights under way may take.
+    """
     # the density's peak depends on the smallest eigenvalue, and a function may, which float32 can't tell from noise
     looks_at_all = scoring.tail == "peak" or callable(scoring.tail) or callable(scoring.score)
+    jobs = [job for job in jobs if not job.reason]
     for double in (True,) if looks_at_all else (False, True):
-        jobs = sorted(jobs, key=lambda job: -job.cost)
-        results = spectra(_loaded(jobs), double=double)
-        doubtful = []
-        for job, spectrum in zip(jobs, results, strict=True):
-            with _naming(job.layer):
+        loaded: list[Job] = []
+        results = spectra(_load(sorted(jobs, key=_by_cost), loaded, refuse), double=double, memory=memory)
+        jobs = []
+        for job, spectrum in zip(loaded, results, strict=True):
+            try:
                 if isinstance(spectrum, TempBalanceError):
                     raise spectrum
                 if not _judge(job, spectrum, scoring):
-                    doubtful.append(job)
-        jobs = doubtful
+                    jobs.append(job)
+                elif see is not None:
+                    see(job, spectrum)
+            except TempBalanceError as err:
+                refuse(job, err)
 
 
-def _loaded(jobs: list[_Job]) -> Iterator[Part]:
-    """The parts of jobs, a weight that several jobs in a row are cut from loaded once."""
-    for layer, run in groupby(jobs, lambda job: job.layer):
+def _by_cost(job: Job) -> int:
+    return -job.cost
+
+
+def _load(jobs: list[Job], loaded: list[Job], refuse: Refuse) -> Iterator[Part]:
+    """The parts of jobs, a weight that several jobs in a row are cut from loaded once; held no longer than needed."""
+    for _, run in groupby(jobs, lambda job: job.layer):
         of_layer = list(run)
-        with _naming(layer):
-            weight = layer.weight()
-            check_weight(weight)
-            parts = of_layer[0].cut(weight)
+        try:
+            parts = _parts(of_layer[0])
+        except TempBalanceError as err:
+            for job in of_layer:
+                refuse(job, err)
+            continue
         for job in of_layer:
+            loaded.append(job)
             yield parts[job.index]
+        del parts
 
 
-def _judge(job: _Job, spectrum: Spectrum, scoring: Scoring) -> bool:
+def _parts(job: Job) -> list[Part]:
+    weight = job.layer.weight()
+    check_weight(weight)
+    return job.cut(weight)
+
+
+def _judge(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
     """Fit and score a spectrum; false if that has to wait for a more precise one."""
     try:
         fit = _fit(spectrum, scoring)
@@ -215,7 +260,7 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
     return fit
 
 
-def _row(layer: Layer, jobs: list[_Job], reason: str) -> LayerRow:
+def make_row(layer: Layer, jobs: list[Job], reason: str) -> LayerRow:
     """A layer's row: the mean of the parts that are scored, or why none is."""
     scores = [job.score for job in jobs if job.score is not None]
     fits = [job.fit for job in jobs if job.fit is not None]
@@ -234,7 +279,7 @@ def _row(layer: Layer, jobs: list[_Job], reason: str) -> LayerRow:
     )
 
 
-def _part_row(job: _Job) -> PartRow:
+def _part_row(job: Job) -> PartRow:
     fit = job.fit
     if fit is None:
         return PartRow(job.name, job.num_eigenvalues, score=job.score, reason=job.reason)
@@ -244,7 +289,7 @@ def _part_row(job: _Job) -> PartRow:
 
 
 @contextmanager
-def _naming(layer: Layer) -> Iterator[None]:
+def naming(layer: Layer) -> Iterator[None]:
     """Add the layer to an error, where it is known."""
     try:
         yield

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ FLAT = 1e-3
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
 _CHUNK_SIZE = 2**22  # entries in one job
 _NOTHING = -(10**6)  # exponent of a job that is all zero
+_SAFE_EXPONENT = 20  # a weight up to 2**20 or down to 2**-20 can be squared and summed as it is
 _lock = threading.Lock()  # settings of the whole process are changed during a solve
 
 
@@ -127,28 +129,77 @@ def check_weight(weight: Tensor) -> None:
         raise WeightError(f"must be real and floating-point, got {weight.dtype}")
 
 
-def spectra(parts: Iterable[Part], *, double: bool = False) -> list[Spectrum | WeightError]:
+def spectra(parts: Iterable[Part], *, double: bool = False, memory: float = math.inf) -> list[Spectrum | WeightError]:
     """The spectrum of each part, in their order, or why it has none; solved side by side on all of torch's threads.
-
-    Parts are taken from the iterable as workers become free, so that one made on the fly is soon let go again.
 
     Args:
         parts: What to solve, the most expensive first for the shortest time.
         double: Work in float64; otherwise in float32, or in the weight's own precision if that is higher.
+        memory: As in `side_by_side`.
     """
-    results: list[Spectrum | WeightError] = []
+    gathered: list[tuple[Part, list[_Solved | WeightError]]] = []
+
+    def calls() -> Iterator[Call]:
+        for part in parts:
+            solved: list[_Solved | WeightError] = []
+            gathered.append((replace(part, slices=part.slices.to("meta")), solved))
+            for chunk in _chunks(part.slices):
+                yield Call(partial(_solve_into, solved, chunk, double), chunk.device.type, _num_bytes(chunk, double))
+                del chunk
+            del part
+
+    side_by_side(calls(), memory=memory)
+    return [_pool(part, solved) for part, solved in gathered]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Work for one thread.
+
+    Attributes:
+        run: Does it.
+        device: Type of the device that it runs on; others than the CPU order their own work, in the calling thread.
+        num_bytes: Memory that it holds until it is done.
+    """
+
+    run: Callable[[], None]
+    device: str
+    num_bytes: int
+
+
+def side_by_side(calls: Iterable[Call], *, memory: float = math.inf) -> None:
+    """Do the calls on all of torch's threads, each on one.
+
+    Args:
+        calls: Taken from the iterable as there is room, so that what one holds is soon let go again.
+        memory: Bytes that calls under way may hold; one that holds more is done alone.
+    """
     with (
         _lock,
         _one_thread_each() as num_workers,
         ThreadPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
     ):
-        waiting: deque[tuple[Part, list[Future[_Solved]]]] = deque()
-        for part in parts:
-            waiting.append((part, [_submit(pool, chunk, double) for chunk in _chunks(part.slices)]))
-            if len(waiting) > 2 * num_workers:
-                results.append(_pool(*waiting.popleft()))
-        results.extend(_pool(part, jobs) for part, jobs in waiting)
-    return results
+        under_way: deque[tuple[Future[None], int]] = deque()
+        held = 0
+        for call in calls:
+            while under_way and held + call.num_bytes > memory:
+                held -= _finish_oldest(under_way)
+            if call.device == "cpu":
+                under_way.append((pool.submit(call.run), call.num_bytes))
+                held += call.num_bytes
+            else:
+                call.run()
+            del call
+            while held > memory:  # before the next one is even made
+                held -= _finish_oldest(under_way)
+        while under_way:
+            _finish_oldest(under_way)
+
+
+def _finish_oldest(under_way: deque[tuple[Future[None], int]]) -> int:
+    future, num_bytes = under_way.popleft()
+    future.result()
+    return num_bytes
 
 
 @contextmanager
@@ -183,16 +234,16 @@ def _chunks(slices: Tensor) -> tuple[Tensor, ...]:
     return torch.split(slices, max(1, min(_CHUNK_COST // (size * min(slices.shape[1:])), _CHUNK_SIZE // size)))
 
 
-def _submit(pool: ThreadPoolExecutor, slices: Tensor, double: bool) -> Future[_Solved]:
-    """Give a job to a worker; other devices than the CPU order their own work, in the thread that calls them."""
-    if slices.device.type == "cpu":
-        return pool.submit(_solve, slices, double)
-    done: Future[_Solved] = Future()
-    try:
-        done.set_result(_solve(slices, double))
-    except WeightError as err:
-        done.set_exception(err)
-    return done
+def _num_bytes(slices: Tensor, double: bool) -> int:
+    """What solving holds: the weight, a copy in the precision of the solve, a Gram matrix and LAPACK's copy of it."""
+    dtype = _precision(slices, double)
+    num_copied = 0 if slices.dtype == dtype else slices.numel()
+    num_slices, side = slices.shape[0], min(slices.shape[1:])
+    return slices.nbytes + dtype.itemsize * (num_copied + 2 * num_slices * side**2)
+
+
+def _precision(slices: Tensor, double: bool) -> torch.dtype:
+    return torch.float64 if double or slices.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)
@@ -202,37 +253,64 @@ class _Solved:
     eps: float
 
 
-@torch.no_grad()
+def _solve_into(solved: list[_Solved | WeightError], slices: Tensor, double: bool) -> None:
+    try:
+        solved.append(_solve(slices, double))
+    except WeightError as err:
+        solved.append(err)
+
+
 def _solve(slices: Tensor, double: bool) -> _Solved:
-    """Eigenvalues of the Gram matrices of slices that are divided by a power of two near their largest magnitude."""
-    if slices.device.type == "mps":  # has neither float64 nor a symmetric eigenvalue solve
-        slices = slices.cpu()
-    slices = slices.to(torch.float64 if double or slices.dtype == torch.float64 else torch.float32)
-    largest = float(torch.linalg.vector_norm(slices, math.inf))
-    if not math.isfinite(largest):
-        raise WeightError("must be finite, has an entry that is NaN or infinite")
-    if largest == 0:
-        return _Solved(_zeros(slices.shape[0] * min(slices.shape[1:])), _NOTHING, 0.0)
-    exponent = math.frexp(largest)[1]
-    half = exponent // 2  # in two steps, because 2**-exponent is infinite for a denormal weight
-    slices = (slices * 2.0**-half).mul_(2.0 ** (half - exponent))
-    if slices.shape[1] > slices.shape[2]:
-        slices = slices.mT
-    with torch.autocast(slices.device.type, enabled=False):
-        gram = slices @ slices.mT
+    """Eigenvalues of the Gram matrices of slices."""
+    gram, exponent = gram_matrices(slices, double=double)
+    eps = torch.finfo(gram.dtype).eps
+    if exponent == _NOTHING:
+        return _Solved(_zeros(gram.shape[0] * gram.shape[1]), _NOTHING, 0.0)
     try:
         values = torch.linalg.eigvalsh(gram)
     except RuntimeError as err:  # torch.linalg.LinAlgError
         raise WeightError(f"has no eigenvalues that LAPACK can find: {err}") from err
-    return _Solved(values.flatten().cpu().double(), 2 * exponent, torch.finfo(slices.dtype).eps)
+    return _Solved(values.flatten().cpu().double(), exponent, eps)
 
 
-def _pool(part: Part, jobs: list[Future[_Solved]]) -> Spectrum | WeightError:
+@torch.no_grad()
+def gram_matrices(slices: Tensor, *, double: bool = False) -> tuple[Tensor, int]:
+    """The smaller Gram matrix of each slice, divided by a power of two near the square of their largest magnitude.
+
+    Args:
+        slices: Shape ``(num_slices, rows, columns)``.
+        double: Work in float64.
+
+    Returns:
+        The matrices and the exponent of the power of two.
+
+    Raises:
+        WeightError: If an entry is NaN or infinite.
+    """
+    if slices.device.type == "mps":  # has neither float64 nor a symmetric eigenvalue solve
+        slices = slices.cpu()
+    slices = slices.to(_precision(slices, double))
+    largest = float(torch.linalg.vector_norm(slices, math.inf))
+    if not math.isfinite(largest):
+        raise WeightError("must be finite, has an entry that is NaN or infinite")
+    exponent = math.frexp(largest)[1]
+    if abs(exponent) > _SAFE_EXPONENT:  # in two steps, because 2**-exponent is infinite for a denormal weight
+        half = exponent // 2
+        slices = (slices * 2.0**-half).mul_(2.0 ** (half - exponent))
+    if slices.shape[1] > slices.shape[2]:
+        slices = slices.mT
+    with torch.autocast(slices.device.type, enabled=False):
+        gram = slices @ slices.mT
+    if abs(exponent) <= _SAFE_EXPONENT:
+        gram.mul_(2.0 ** (-2 * exponent))
+    return gram, 2 * exponent if largest > 0 else _NOTHING
+
+
+def _pool(part: Part, gathered: list[_Solved | WeightError]) -> Spectrum | WeightError:
     """The sorted eigenvalues of all jobs of a part, in one unit, with what is known about their errors."""
-    try:
-        solved = [job.result() for job in jobs]
-    except WeightError as err:
-        return err
+    solved = [each for each in gathered if isinstance(each, _Solved)]
+    if len(solved) < len(gathered):
+        return next(each for each in gathered if isinstance(each, WeightError))
     if not solved:
         return Spectrum(_zeros(0), 0, 0.0, 0.0, precise=True)
     eps, exponent = max(each.eps for each in solved), max(each.exponent for each in solved)
