@@ -9,6 +9,7 @@ import pytest
 import tempbalance
 
 NAMES = {
+    "CheckpointError",
     "Layer",
     "LayerRow",
     "LayerTable",
@@ -20,6 +21,7 @@ NAMES = {
     "WeightError",
     "assign",
     "compute_score",
+    "diagnose",
     "find_layers",
     "fit_tail",
     "param_groups",
@@ -63,7 +65,7 @@ def test_the_options_of_the_scheduler_are_these_and_keyword_only():
 
 
 @pytest.mark.parametrize(
-    "name", ["assign", "compute_score", "find_layers", "fit_tail", "spectrum", "split_param_groups"]
+    "name", ["assign", "compute_score", "diagnose", "find_layers", "fit_tail", "spectrum", "split_param_groups"]
 )
 def test_after_the_subject_arguments_are_keyword_only(name):
     parameters = list(inspect.signature(getattr(tempbalance, name)).parameters.values())

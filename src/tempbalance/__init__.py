@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from tempbalance.core.score import compute_score
     from tempbalance.core.spectrum import spectrum
     from tempbalance.core.tail import TailFit, fit_tail
-    from tempbalance.errors import ScoreError, TailError, TempBalanceError, WeightError
+    from tempbalance.diagnosis import diagnose
+    from tempbalance.errors import CheckpointError, ScoreError, TailError, TempBalanceError, WeightError
     from tempbalance.groups import param_groups, split_param_groups
     from tempbalance.layers import Layer, find_layers
     from tempbalance.scheduler import TempBalance
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "CheckpointError": "errors",
     "Layer": "layers",
     "LayerRow": "table",
     "LayerTable": "table",
@@ -33,6 +35,7 @@ _MODULES = {
     "WeightError": "errors",
     "assign": "core.assign",
     "compute_score": "core.score",
+    "diagnose": "diagnosis",
     "find_layers": "layers",
     "fit_tail": "core.tail",
     "param_groups": "groups",
@@ -41,6 +44,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "CheckpointError",
     "Layer",
     "LayerRow",
     "LayerTable",
@@ -52,6 +56,7 @@ __all__ = [
     "WeightError",
     "assign",
     "compute_score",
+    "diagnose",
     "find_layers",
     "fit_tail",
     "param_groups",

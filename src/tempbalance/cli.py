@@ -17,6 +17,7 @@ from rich.console import Console
 from tempbalance import __version__
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.recipe import SEEDS, Recipe, read_recipe
+from tempbalance.report.text import shown
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 messages = Console(stderr=True)
@@ -157,6 +158,70 @@ def compare(
         typer.echo(f"The runs are in {out}.")
 
 
+_Patterns = Optional[list[str]]  # noqa: UP045
+
+
+@app.command()
+def diagnose(
+    checkpoint: Annotated[str, typer.Argument(help="A .safetensors, .pt, .pth, .bin or .ckpt file, or a folder.")],
+    against: Annotated[_Patterns, typer.Option(help="A later checkpoint to compare with; repeat for a series.")] = None,
+    tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
+    tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
+    min_eigenvalues: Annotated[int, typer.Option(help="Layers with fewer are left out.")] = 50,
+    include: Annotated[_Patterns, typer.Option(help="Pattern of layer names to score, such as '*.mlp.*'.")] = None,
+    exclude: Annotated[_Patterns, typer.Option(help="Pattern of layer names to leave out.")] = None,
+    fused: Annotated[_Patterns, typer.Option(help="PATTERN=N: layers whose weight holds N parts side by side.")] = None,
+    stacked: Annotated[_Patterns, typer.Option(help="Pattern of 3-D weights that are stacked experts.")] = None,
+    shuffle: Annotated[bool, typer.Option(help="Count eigenvalues beyond the edge after shuffling too.")] = True,
+    form: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
+    sort: Annotated[str, typer.Option(help="Value to sort by, largest first: alpha, ks, spectral_norm, ...")] = "depth",
+    top: Annotated[Optional[int], typer.Option(min=1, help="Show only the first so many layers.")] = None,  # noqa: UP045
+    list_: Annotated[bool, typer.Option("--list", help="Show every tensor and why it is or is not scored.")] = False,
+    html: Annotated[Optional[Path], typer.Option(help="Write a page to look at.")] = None,  # noqa: UP045
+    figures: Annotated[Optional[Path], typer.Option(help="Write charts as SVG, PDF and PNG into a folder.")] = None,  # noqa: UP045
+) -> None:
+    """Tell which layers of a checkpoint are over- and under-trained; nothing in the file is executed."""
+    with _answered():
+        from tempbalance.tell import Telling, tell
+
+        telling = Telling(form=form, sort=sort, top=top, html=html, figures=figures)
+        which = {
+            "min_eigenvalues": min_eigenvalues,
+            "include": include or (),
+            "exclude": exclude or (),
+            "fused": _read_fused(fused or []),
+            "stacked": stacked or (),
+        }
+        how = {"tail": tail, "tail_fraction": tail_fraction, "shuffle": shuffle}
+        sources = [checkpoint, *(against or [])]
+        typer.echo(tell(sources, telling, which, None if list_ else how, console=messages))
+
+
+def _read_fused(given: list[str]) -> dict[str, int]:
+    """``PATTERN=N`` as patterns and numbers."""
+    found = {}
+    for each in given:
+        pattern, _, number = each.rpartition("=")
+        if not pattern or not number.isdigit():
+            raise ValueError(f"fused must be PATTERN=N, such as '*.qkv=3', got {each!r}")
+        found[pattern] = int(number)
+    return found
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold some.")],
+    html: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    figures: Annotated[Optional[Path], typer.Option(help="Write charts as SVG, PDF and PNG into a folder.")] = None,  # noqa: UP045
+) -> None:
+    """Show runs of the lab on one page: curves, methods, layers over time."""
+    with _answered():
+        from tempbalance.report.write import write_runs
+
+        for path in write_runs(runs, html, figures):
+            typer.echo(path)
+
+
 @contextmanager
 def _answered() -> Iterator[None]:
     """Turn what went wrong into one line and an exit code."""
@@ -166,13 +231,14 @@ def _answered() -> Iterator[None]:
         messages.print("stopped: what was finished is kept, the same command goes on from there")
         sys.exit(130)
     except ModuleNotFoundError as err:
-        messages.print(f"error: {err}: the lab needs more packages, pip install 'tempbalance[lab]'", markup=False)
+        hint = "the lab and reports need more packages, from a clone: pip install -c constraints.txt '.[lab,report]'"
+        messages.print(f"error: {err}: {hint}", markup=False, soft_wrap=True)
         sys.exit(1)
     except Exception as err:
         is_ours = type(err).__module__.startswith("tempbalance")
         if not is_ours and not isinstance(err, ValueError | TypeError | OSError):
             raise
-        messages.print(f"error: {err}", style="red", markup=False, soft_wrap=True)
+        messages.print(f"error: {shown(err)}", style="red", markup=False, soft_wrap=True, highlight=False)
         if type(err).__name__ == "InterruptedRunError":
             sys.exit(130)
         sys.exit(2 if isinstance(err, ValueError | TypeError) and not is_ours else 1)

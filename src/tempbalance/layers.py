@@ -6,7 +6,7 @@ Names are those of the bare model, in the order in which its modules are registe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -102,8 +102,18 @@ def find_layers(model: nn.Module) -> list[Layer]:
     found = list(_visit("", model, set()))
     _attach_norms(found)
     layers = [each for each in found if isinstance(each, Layer)]
-    _mark_tied(layers)
+    mark_tied(layers, [frozenset(layer.parameters) for layer in layers])
     return layers
+
+
+def is_bias(key: str) -> bool:
+    """Whether a parameter is called so within its module that it is a bias."""
+    return bool(_BIAS.search(key))
+
+
+def is_embedding_name(key: str) -> bool:
+    """Whether a parameter is called so within its module that it holds tokens or positions."""
+    return bool(_EMBEDDING.search(key))
 
 
 def owners(layers: Iterable[Layer]) -> dict[Parameter, str]:
@@ -226,9 +236,9 @@ def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: lis
         return make(partial(cut_fused, sizes=3, names=["q", "k", "v"]))
     if _is_embedding(module) and key == "weight":
         return make(cut_matrix, left_out="embedding")
-    if _BIAS.search(key) or len(shape) < 2:
+    if is_bias(key) or len(shape) < 2:
         return None
-    if _EMBEDDING.search(key) or (len(shape) == 3 and shape[0] == 1):
+    if is_embedding_name(key) or (len(shape) == 3 and shape[0] == 1):
         return make(cut_matrix, left_out="embedding", bare=True)
     if is_conv1d(module) and key == "weight" and len(shape) == 2:
         return make(cut_matrix, out_dim=1, widths=(shape[1],))
@@ -272,7 +282,7 @@ def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:
 
 def _followed(key: str, module: nn.Module, weights: list[str], before: str | None) -> str | None:
     """Which of a module's weights a bias or other parameter goes with: by name, or the one before it."""
-    if not weights or (module._modules and not _BIAS.search(key)):
+    if not weights or (module._modules and not is_bias(key)):
         return None
     stem = _stem(key)
     nearest = weights[0] if before is None or isinstance(module, nn.MultiheadAttention) else before
@@ -310,12 +320,16 @@ def _latest(layers: list[Layer], norm: _Norm, among: range) -> int | None:
     return next((index for index in reversed(among) if norm.widths.intersection(layers[index].widths)), None)
 
 
-def _mark_tied(layers: list[Layer]) -> None:
-    """Score a weight once: by its first name, or by that of the head where it is tied to an embedding."""
-    first: dict[frozenset[Parameter], Layer] = {}
-    for layer in [*(each for each in layers if not each.is_embedding), *(each for each in layers if each.is_embedding)]:
-        key = frozenset(layer.parameters)
-        if key not in first:
+def mark_tied(layers: Sequence[Layer], keys: Sequence[Hashable]) -> None:
+    """Score a weight once: by its first name, or by that of the head where it is tied to an embedding.
+
+    Args:
+        layers: Of one model; those that are not scored get the reason.
+        keys: Equal for layers of the same weight; ``None`` is equal to nothing.
+    """
+    first: dict[Hashable, Layer] = {}
+    for layer, key in sorted(zip(layers, keys, strict=True), key=lambda pair: pair[0].is_embedding):
+        if key is None or key not in first:
             first[key] = layer
         elif layer.is_embedding:
             layer.left_out = f"embedding, tied to {first[key].name!r}"

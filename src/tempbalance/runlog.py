@@ -6,6 +6,7 @@
     last.ckpt        the state after the last epoch, previous.ckpt that before it, each with its SHA-256 beside it
     best.ckpt        the network with the best test accuracy so far
     result.json      only when the run is complete
+    run.lock         held by the process that trains
 
 A file is there whole or not at all, whenever the process is killed.
 """
@@ -15,11 +16,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+
+_CHECKPOINTS = ("new.ckpt", "last.ckpt", "previous.ckpt")  # the newest first
+
+
+class RunFolderError(Exception):
+    """A file of a run that is not what it should be, or a folder that another process has."""
 
 
 class RunFolder:
@@ -31,6 +39,12 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is anything that a run would go on from."""
+        names = ("metrics.jsonl", "result.json", *_CHECKPOINTS)
+        return any((self.path / name).exists() for name in names)
 
     @property
     def recipe(self) -> Line | None:
@@ -63,7 +77,7 @@ class RunFolder:
     def append(self, metrics: Iterable[Line] = (), layers: Iterable[Line] = ()) -> None:
         """Add lines to the logs."""
         for name, lines in (("metrics.jsonl", metrics), ("layers.jsonl", layers)):
-            text = "".join(json.dumps(line) + "\n" for line in lines)
+            text = _text(lines)
             if text:
                 self.path.mkdir(parents=True, exist_ok=True)
                 with (self.path / name).open("a", encoding="utf-8") as file:
@@ -74,7 +88,7 @@ class RunFolder:
         for name in ("metrics.jsonl", "layers.jsonl"):
             kept = [line for line in _read_lines(self.path / name) if line["epoch"] <= epoch]
             if (self.path / name).exists():
-                write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
+                write_whole(self.path / name, _text(kept).encode())
 
     def save_checkpoint(self, save: Callable[[Path], None]) -> None:
         """Keep a new last checkpoint, and the one before it.
@@ -82,31 +96,70 @@ class RunFolder:
         Args:
             save: Writes the checkpoint to the path it is given.
         """
-        last, previous, new = (self.path / name for name in ("last.ckpt", "previous.ckpt", "new.ckpt"))
+        new = self.path / "new.ckpt"
         self.path.mkdir(parents=True, exist_ok=True)
+        if self._is_whole(new):  # a kill came before its moves
+            self._promote(new)
         try:
             save(new)
-            digest = _digest(new)
             _sync(new)
+            write_whole(_sidecar(new), f"{_digest(new)}  {new.name}\n".encode())
         except BaseException:
             new.unlink(missing_ok=True)
             raise
-        if last.exists():
+        self._promote(new)
+
+    def _promote(self, new: Path) -> None:
+        """Make a whole and signed checkpoint the last one.
+
+        The last one before becomes the previous one if it is whole, otherwise that stays. All checksums on record count
+        for all checkpoints (`checkpoint`), so at every moment each that is whole has its own somewhere.
+        """
+        last, previous = self.path / "last.ckpt", self.path / "previous.ckpt"
+        signed = {_sidecar(last): _digest(new)}
+        if self._is_whole(last):
+            signed[_sidecar(previous)] = _digest(last)
             os.replace(last, previous)
-            if _sidecar(last).exists():
-                os.replace(_sidecar(last), _sidecar(previous))
+        elif self._is_whole(previous):
+            signed[_sidecar(previous)] = _digest(previous)
         os.replace(new, last)
-        write_whole(_sidecar(last), f"{digest}  last.ckpt\n".encode())
+        for sidecar, digest in reversed(signed.items()):
+            write_whole(sidecar, f"{digest}  {sidecar.stem}\n".encode())
+        _sidecar(new).unlink()
 
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole; ``None`` if there is none.
+        """The newest checkpoint that is whole; ``None`` if there is none."""
+        return next((path for name in _CHECKPOINTS if self._is_whole(path := self.path / name)), None)
 
-        A checkpoint counts if its checksum is on record beside it or beside the other one: between two renames a
-        checksum may still lie at the place that its checkpoint has left.
+    @property
+    def damaged(self) -> list[str]:
+        """The last two checkpoints that are there and not whole."""
+        return [name for name in _CHECKPOINTS[1:] if (self.path / name).exists() and not self._is_whole(self.path / name)]
+
+    def _is_whole(self, path: Path) -> bool:
+        """Whether a checkpoint is there and its checksum on record, beside it or beside another one."""
+        known = {word for each in self.path.glob("*.ckpt.sha256") for word in _words(each)}
+        return path.exists() and _digest(path) in known
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in this folder.
+
+        Raises:
+            RunFolderError: If another one does.
         """
-        candidates = [self.path / name for name in ("last.ckpt", "previous.ckpt")]
-        known = {_sidecar(path).read_text().split()[0] for path in candidates if _sidecar(path).exists()}
-        return next((path for path in candidates if path.exists() and _digest(path) in known), None)
+        from filelock import FileLock, Timeout
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / "run.lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as err:
+            raise RunFolderError(f"another process trains in {self.path}") from err
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -132,6 +185,10 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
+def _words(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").split()
+
+
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -144,16 +201,36 @@ def _write_json(path: Path, content: Line) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
+def _text(lines: Iterable[Line]) -> str:
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+
+
 def _read_json(path: Path) -> Line | None:
-    if not path.exists():
-        return None
-    content: Line = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    return _parse(path.read_bytes(), str(path)) if path.exists() else None
 
 
 def _read_lines(path: Path) -> list[Line]:
     """The lines of a log; one that was cut off when the process was killed is left out."""
     if not path.exists():
         return []
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    lines = [_parse(line, f"{path}, line {number}") for number, line in enumerate(whole.splitlines(), 1)]
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line.get("epoch"), int):
+            raise RunFolderError(f"{path}, line {number}: must have an epoch, got {str(line)[:80]}")
+    return lines
+
+
+def _parse(text: bytes, where: str) -> Line:
+    """A JSON object.
+
+    Raises:
+        RunFolderError: If it is damaged or something else; it tells where.
+    """
+    try:
+        content = json.loads(text.decode())
+    except ValueError as err:
+        raise RunFolderError(f"{where}: damaged, not JSON: {err}") from err
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{where}: must be a JSON object, got {str(content)[:80]}")
+    return content

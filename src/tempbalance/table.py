@@ -87,7 +87,7 @@ class DiagnosisRow(LayerRow):
         alpha_weighted: alpha x log10 of the largest eigenvalue.
         log_alpha_norm: log10 of the sum of the eigenvalues to the power alpha.
         entropy: That of the eigenvalues as shares of their sum, 0 to 1.
-        mp_edge: Where the eigenvalues of a random matrix with entries of this variance end; ``None`` with several parts.
+        mp_edge: Where the eigenvalues of a random matrix with such entries end; ``None`` with several parts.
         num_beyond: How many eigenvalues lie beyond it.
         num_beyond_shuffled: How many do when the weight's entries are shuffled.
         verdict: In words; empty if the layer is left out.

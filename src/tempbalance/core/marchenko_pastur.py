@@ -30,7 +30,7 @@ def random_edge(mean_square: float, *, rows: int, columns: int, num_slices: int 
         1.021
     """
     root_n, root_m = math.sqrt(rows), math.sqrt(columns)
-    fluctuation = (root_n + root_m) * (1 / root_n + 1 / root_m) ** (1 / 3)
+    fluctuation = (root_n + root_m) * math.pow(1 / root_n + 1 / root_m, 1 / 3)
     return mean_square * ((root_n + root_m) ** 2 + _tracy_widom_quantile(_RISK / num_slices) * fluctuation)
 
 
@@ -39,7 +39,7 @@ def _tracy_widom_quantile(risk: float) -> float:
     # risk = exp(-2/3 s^(3/2)) / (4 sqrt(pi) s^(3/4)), solved for s by iteration
     point = 3.0
     for _ in range(30):
-        point = (-1.5 * math.log(risk * 4 * math.sqrt(math.pi) * point**0.75)) ** (2 / 3)
+        point = math.pow(-1.5 * math.log(risk * 4 * math.sqrt(math.pi) * math.pow(point, 0.75)), 2 / 3)
     return point
 
 

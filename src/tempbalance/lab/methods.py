@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(name: str) -> Method:
-    """A method by its name; ``tb+`` goes before any.
+    """A method by its name; ``tb+`` goes before any that is not balanced, but for ``cal``: that is ``tb``.
 
     Raises:
         ValueError: If there is no such method; it names the closest.
@@ -54,11 +54,15 @@ def find_method(name: str) -> Method:
     base = METHODS.get(name.removeprefix("tb+"))
     if base is None:
         raise ValueError(unknown("method", name, METHODS))
-    return Method(base.optimizer, True, base.regularized, base.restarts)
+    method = replace(base, balanced=True)
+    if same := [known for known, each in METHODS.items() if each == method]:
+        raise ValueError(f"unknown method {name!r}: that is {same[0]!r}")
+    return method
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """A sentence about a name that is not known, with the closest ones that are."""
+    """A sentence about a name that is not known, with the closest ones that are, or all where none is close."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names
-    return f"unknown {what} {name!r}: did you mean {' or '.join(map(repr, close))}?"
+    if close := difflib.get_close_matches(name.lower().replace("-", "_"), names, n=3):
+        return f"unknown {what} {name!r}: did you mean {' or '.join(map(repr, close))}?"
+    return f"unknown {what} {name!r}: known are {', '.join(names)}"

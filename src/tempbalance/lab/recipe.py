@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from tempbalance.lab.methods import find_method, unknown
+from tempbalance.lab.methods import find_method
+from tempbalance.lab.options import check_options, read_options
 
 SEEDS = (43, 37, 13, 51, 71)  # the paper's
 
@@ -46,9 +48,9 @@ class Recipe:
         tail, tail_fraction, score, assignment, interval, start, score_first, score_last, min_eigenvalues: As for
             `tempbalance.TempBalance`; ``interval`` and ``start`` in epochs.
         snr: Strength of spectral norm regularisation, where the method has it.
-        restart_epochs, restart_factor: Of SGDR; ``None`` for half the epochs, as the paper's (100, 1) of 200.
+        restart_epochs, restart_factor: Of SGDR; ``None`` for half the epochs, rounded up, as the paper's (100, 1) of 200.
         lookahead_steps, lookahead_alpha: Of Lookahead.
-        limit: Use only the first so many training and test images; ``None`` for all.
+        limit: Use only so many images of the training and of the test set; ``None`` for all.
         log_gradients: Whether a layer's line has its gradient norm.
         log_eigenvalues: Whether a layer's line has its spectrum.
     """
@@ -83,17 +85,15 @@ class Recipe:
     log_eigenvalues: bool = False
 
     def __post_init__(self) -> None:
+        for name, value in check_options(vars(self), get_type_hints(Recipe)).items():
+            object.__setattr__(self, name, value)
         method = find_method(self.method)
-        for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
         if self.lr is None:
             rate = _RATES[method.optimizer]
             halved = self.model.startswith("vgg") and method.optimizer in ("sgd", "sgdp", "lookahead")
             object.__setattr__(self, "lr", rate / 2 if halved else rate)
         if self.restart_epochs is None:
-            object.__setattr__(self, "restart_epochs", max(1, self.epochs // 2))
-        object.__setattr__(self, "scale_range", tuple(self.scale_range))
+            object.__setattr__(self, "restart_epochs", math.ceil(self.epochs / 2))
 
     @property
     def name(self) -> str:
@@ -110,28 +110,18 @@ class Recipe:
         """A recipe from options by name.
 
         Raises:
-            ValueError: If an option is not known; it names the closest.
+            ValueError: If an option is not known or its value not allowed; it names the option, the rule and the value.
         """
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise ValueError(unknown("option", name, known))
-        return cls(**options)
+        return cls(**check_options(options, get_type_hints(cls)))
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The options in a YAML or JSON file.
+    """The options in a YAML or JSON file, checked; a run's ``recipe.json`` is one.
 
     Raises:
-        ValueError: If the file does not hold options by name.
+        ValueError: If the file does not hold options by name, or one of them is not as it should be; it names the file.
     """
-    import yaml  # type: ignore[import-untyped]
-
-    options = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(options, dict):
-        raise ValueError(f"{path}: a recipe must be options by name, got {type(options).__name__}")
-    recipe: dict[str, Any] = options.get("recipe", options)
-    return recipe
+    return check_options(read_options(path), get_type_hints(Recipe), where=f"{path}: ")
 
 
 def versions() -> dict[str, str]:
@@ -145,11 +135,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The options in which two recipes differ, in words."""
-    names = [*wanted, *(name for name in saved if name not in wanted)]
+def differences(saved: Recipe, wanted: Recipe) -> list[str]:
+    """The options in which two recipes differ, in words; those of a method that neither has are left out."""
+    ours, theirs = wanted.to_dict(), saved.to_dict()
+    if not any(find_method(each.method).restarts for each in (saved, wanted)):
+        del ours["restart_epochs"]  # follows from the epochs where nobody says it
     return [
-        f"{name}: {saved.get(name)!r} in the folder, {wanted.get(name)!r} asked for"
-        for name in names
-        if saved.get(name) != wanted.get(name)
+        f"{name}: {theirs[name]!r} in the folder, {value!r} asked for"
+        for name, value in ours.items()
+        if theirs[name] != value
     ]

@@ -1,0 +1,243 @@
+"""Names and shapes of stored tensors -> the layers of the model that they came from.
+
+A file does not say which module a tensor belonged to. What `find_layers` reads off a module is told here from names,
+shapes and neighbours (an embedding has no bias, a kernel's groups follow from the channels around it), so that a model
+and its state dict give the same table wherever they are named as people name things.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tempbalance.core.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
+from tempbalance.layers import Layer, is_bias, is_embedding_name, mark_tied
+from tempbalance.stored.tensors import StoredTensor
+
+_EMBEDDER = re.compile(r"emb(ed|eds|edding|eddings|edder)?(_|$)|^(wte|wpe|shared|tok|tokens?|pos|positions?)$|_bias$")
+_NO_EMBEDDER = re.compile(r"(^|_)(out|proj|projection|unembed|unembedding)(_|$)|^unemb")
+_TABLE = re.compile(r"(^|_)(mask|tril|triu|causal)(_|$)|^(pe|inv_freq|freqs\w*|(cos|sin)(_cached?|_table)?)$")
+_EXPERTS = re.compile(r"expert|(^|[._])moe([._]|$)", re.IGNORECASE)
+_RECURRENT = re.compile(r"^weight_(ih|hh|hr)(_l\d+)?(_reverse)?$")
+_LORA = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
+_MADE_OF = {  # what stands for a weight, and what it is multiplied with or normed to
+    "weight_orig": "weight_mask",
+    "weight_v": "weight_g",
+    "parametrizations.weight.original1": "parametrizations.weight.original0",
+}
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What the tensors of a checkpoint are.
+
+    Attributes:
+        layers: The layers, in the tensors' order; embeddings and tied weights with the reason why they are left out.
+        tensors: The layer that each tensor is the weight of.
+        others: Why each other tensor is no layer.
+        ranks: The rank of each layer that is a product of adapters.
+    """
+
+    layers: list[Layer]
+    tensors: dict[str, str]
+    others: dict[str, str]
+    ranks: dict[str, int]
+
+
+def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()) -> Inferred:
+    """Tell layers from names and shapes.
+
+    Args:
+        tensors: Of a checkpoint.
+        stacked: Patterns of the names of weights of three dimensions that are stacked experts rather than kernels.
+
+    Raises:
+        ValueError: If a pattern of ``stacked`` matches no weight of three dimensions.
+    """
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for pattern in stacked:
+        if not any(len(each.shape) == 3 and _matches(name, pattern) for name, each in by_name.items()):
+            raise ValueError(f"stacked pattern {pattern!r} matches no tensor of three dimensions")
+    found = Inferred([], {}, {}, {})
+    ties = []
+    outputs = _Outputs()
+    for tensor in by_name.values():
+        made_of = _made_of(tensor, by_name)
+        reason = "" if made_of else _why_none(tensor, by_name)
+        if reason:
+            found.others[tensor.name] = reason
+            continue
+        layer = _layer(made_of or tensor, by_name, stacked, outputs)
+        outputs.add(layer)
+        found.layers.append(layer)
+        ties.append(tensor.tie)
+        found.tensors[tensor.name] = layer.name
+        if tensor.rank is not None:
+            found.ranks[layer.name] = tensor.rank
+    mark_tied(found.layers, ties)
+    _cut_groups(found.layers, outputs)
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name.removesuffix(".weight"), pattern)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The module a tensor belongs to, and what it is called there."""
+    owner, _, key = name.rpartition(".")
+    return owner, key
+
+
+def _beside(tensor: StoredTensor, key: str, by_name: Mapping[str, StoredTensor]) -> StoredTensor | None:
+    owner, _ = _split(tensor.name)
+    return by_name.get(f"{owner}.{key}" if owner else key)
+
+
+def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> StoredTensor | None:
+    """The weight that a module applies, where the file holds what it is made of: weight norm and pruning."""
+    for stem, other in _MADE_OF.items():
+        owner = tensor.name.removesuffix(stem)
+        if owner == tensor.name or len(tensor.shape) < 2 or owner + other not in by_name:
+            continue
+        combine = _masked if other.endswith("mask") else _normed
+        load = partial(_combined, combine, tensor.load, by_name[owner + other].load)
+        return StoredTensor(f"{owner}weight", tensor.shape, tensor.dtype, load, tensor.tie)
+    return None
+
+
+def _combined(combine: Callable[[Tensor, Tensor], Tensor], *loads: Callable[[], Tensor]) -> Tensor:
+    return combine(*(load() for load in loads))
+
+
+def _masked(weight: Tensor, mask: Tensor) -> Tensor:
+    return weight * mask.to(weight.dtype)
+
+
+def _normed(direction: Tensor, size: Tensor) -> Tensor:
+    dims = [dim for dim, length in enumerate(size.shape) if length == 1] or None
+    length = torch.linalg.vector_norm(direction, dim=dims, keepdim=True)
+    return direction.mul(size / length)
+
+
+def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
+    """Why a tensor is no layer; empty if it is one."""
+    owner, key = _split(tensor.name)
+    bias = _beside(tensor, "bias", by_name)
+    if tensor.rank is not None:
+        return ""
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return f"{str(tensor.dtype).removeprefix('torch.')}: an index, a count or a quantized weight"
+    if is_bias(key):
+        return "bias"
+    if _LORA.search(tensor.name):
+        return "factor of a LoRA product: its scaling is not in the file"
+    if any(tensor.name.endswith(part) for part in _MADE_OF.values()):
+        return "part of a weight, scored with it"
+    if ".parametrizations." in f".{owner}.":
+        return "made into a weight by a parametrization that the file does not hold"
+    if len(tensor.shape) < 2:
+        return "vector" if tensor.shape else "number"
+    if bias is not None and bias.shape == tensor.shape:
+        return "normalisation"
+    return "mask or table" if _TABLE.search(key) else ""
+
+
+def _layer(
+    tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: Sequence[str], outputs: _Outputs
+) -> Layer:
+    owner, key = _split(tensor.name)
+    name = owner if key == "weight" and owner else tensor.name
+    bias = _beside(tensor, "bias", by_name)
+    layer = Layer(name, tensor.shape, tensor.load, [], _cut(tensor, by_name, stacked))
+    if _is_embedding(tensor, bias):
+        layer.left_out = "embedding"
+    elif len(tensor.shape) == 2 and bias is not None and bias.shape == tensor.shape[1:] != tensor.shape[:1]:
+        layer.out_dim = 1  # GPT-2 stores its weights the other way round
+    return layer
+
+
+def _is_embedding(tensor: StoredTensor, bias: StoredTensor | None) -> bool:
+    owner, key = _split(tensor.name)
+    if tensor.rank is not None:
+        return False
+    if key != "weight":
+        is_plain = not _RECURRENT.match(key) and key != "in_proj_weight"
+        return is_plain and (is_embedding_name(key) or (len(tensor.shape) == 3 and tensor.shape[0] == 1))
+    module = _split(owner)[1].lower()
+    named = bool(_EMBEDDER.search(module)) and not _NO_EMBEDDER.search(module)
+    return named and len(tensor.shape) == 2 and bias is None
+
+
+def _cut(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: Sequence[str]) -> Cut:
+    """How a weight is cut, but for a kernel's groups."""
+    _, key = _split(tensor.name)
+    if tensor.rank is not None:
+        return partial(_cut_core, tensor.rank)
+    if len(tensor.shape) == 2:
+        if key == "in_proj_weight" and tensor.shape[0] == 3 * tensor.shape[1]:
+            return partial(cut_fused, sizes=3, names=["q", "k", "v"])
+        gates = _gates(tensor, by_name)
+        return partial(cut_fused, sizes=len(gates), names=list(gates)) if gates else cut_matrix
+    if len(tensor.shape) == 3:
+        says_so = any(_matches(tensor.name, pattern) for pattern in stacked)
+        return cut_stack if says_so or _EXPERTS.search(tensor.name) or "bilinear" in tensor.name else cut_convolution
+    return cut_convolution
+
+
+def _cut_core(rank: int, weight: Tensor) -> list[Part]:
+    """The matrix with a product's eigenvalues; its size is known from the product's shape and rank."""
+    return [Part("", weight[:rank, :rank].unsqueeze(0))]
+
+
+def _gates(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
+    """The gates of a recurrent weight, from how many times its rows hold the hidden state."""
+    _, key = _split(tensor.name)
+    match = _RECURRENT.match(key)
+    if match is None or match[1] == "hr":
+        return ""
+    suffix = (match[2] or "") + (match[3] or "")
+    recurrent = _beside(tensor, f"weight_hh{suffix}", by_name)
+    projection = _beside(tensor, f"weight_hr{suffix}", by_name)
+    hidden = projection.shape[1] if projection is not None else recurrent.shape[1] if recurrent is not None else 0
+    return {4: "ifgo", 3: "rzn"}.get(tensor.shape[0] // hidden if hidden else 0, "")
+
+
+class _Outputs:
+    """How many outputs the layers of a model have, for telling the groups of a kernel."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, int] = {}
+        self.known: Counter[int] = Counter()
+        self.latest = 0
+
+    def add(self, layer: Layer) -> None:
+        """Note a layer's outputs, and those of the layer before it."""
+        self.before[layer.name] = self.latest
+        if not layer.left_out:
+            self.latest = layer.shape[layer.out_dim]
+            self.known[self.latest] += 1
+
+
+def _cut_groups(layers: Iterable[Layer], outputs: _Outputs) -> None:
+    """Give grouped kernels their groups: kernels that take fewer channels than any layer gives."""
+    for layer in layers:
+        if layer.cut is cut_convolution and len(layer.shape) > 2:
+            groups = _num_groups(layer.shape[0], layer.shape[1], outputs.before[layer.name], outputs.known)
+            layer.cut = partial(cut_convolution, groups=groups)
+
+
+def _num_groups(num_out: int, num_in: int, before: int, known: Mapping[int, int]) -> int:
+    if not before or num_in in known:
+        return 1
+    if num_in == 1 and known[num_out] > 1:  # depthwise, if another layer has as many outputs
+        return num_out
+    fits = before % num_in == 0 and num_out % (before // num_in) == 0
+    return before // num_in if fits else 1

@@ -1,0 +1,195 @@
+"""Layers -> what their spectra say, within a bounded amount of memory."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tempbalance.core.marchenko_pastur import count_beyond_shuffled, random_edge
+from tempbalance.core.score import NEEDS_FIT, ScoreName, compute_score
+from tempbalance.core.spectrum import Call, Spectrum, side_by_side
+from tempbalance.errors import ScoreError, TempBalanceError
+from tempbalance.infer import Inferred
+from tempbalance.layers import Layer
+from tempbalance.scoring import Job, Scoring, jobs_of, make_row, solve
+from tempbalance.table import DiagnosisRow
+
+MIN_ADAPTER_EIGENVALUES = 8  # a product of LoRA factors has r eigenvalues, and r is rarely as large as 50
+_MEMORY = 384 * 2**20  # bytes of weights, copies and Gram matrices under way at a time
+_SCORES: tuple[ScoreName, ...] = ("spectral_norm", "stable_rank", "alpha_weighted", "log_alpha_norm", "entropy")
+
+
+@dataclass
+class _Measured:
+    """What a part's spectrum says."""
+
+    eigenvalues: list[float]
+    scores: dict[str, float | None]
+    edge: float | None
+    num_beyond: int | None
+    num_shuffled: int | None = None
+
+
+class Measuring:
+    """The layers of a model on their way to rows."""
+
+    def __init__(
+        self,
+        inferred: Inferred,
+        scoring: Scoring,
+        *,
+        include: Sequence[str] = (),
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.inferred, self.scoring, self.include, self.progress = inferred, scoring, include, progress
+        self.reasons: dict[str, str] = {}
+        self.jobs: dict[str, list[Job]] = {}
+        self.measured: dict[Job, _Measured] = {}
+        self.loaded: set[tuple[str, str]] = set()
+        self.phase, self.num_loads = "solve", 0
+        for layer in inferred.layers:
+            self._plan(layer)
+
+    def _plan(self, layer: Layer) -> None:
+        reason = self._reason(layer)
+        if not reason:
+            try:
+                self.jobs[layer.name] = jobs_of(layer, self._scoring_of(layer))
+            except TempBalanceError as err:
+                reason = str(err.__cause__ or err)
+        self.reasons[layer.name] = reason
+        if self.progress is not None and any(not job.reason for job in self.jobs.get(layer.name, [])):
+            self.num_loads += 2
+            layer.load = partial(self._loading, layer.name, layer.load)
+
+    def _loading(self, name: str, load: Callable[[], Tensor]) -> Tensor:
+        """Load a weight; the first time in each phase counts as progress."""
+        assert self.progress is not None
+        if (self.phase, name) not in self.loaded:
+            self.loaded.add((self.phase, name))
+            self.progress(len(self.loaded), self.num_loads)
+        return load()
+
+    def _reason(self, layer: Layer) -> str:
+        """Why a layer is left out before its weight is looked at."""
+        if any(fnmatchcase(layer.name, pattern) for pattern in self.scoring.exclude):
+            return "excluded by name"
+        if self.include and not any(fnmatchcase(layer.name, pattern) for pattern in self.include):
+            return "not included by name"
+        return layer.left_out
+
+    def _scoring_of(self, layer: Layer) -> Scoring:
+        is_adapter = layer.name in self.inferred.ranks
+        return replace(self.scoring, min_eigenvalues=MIN_ADAPTER_EIGENVALUES) if is_adapter else self.scoring
+
+    def solve(self) -> None:
+        """Spectra, fits and what follows from them."""
+        for is_adapter in (False, True):
+            layers = [each for each in self.inferred.layers if (each.name in self.inferred.ranks) is is_adapter]
+            jobs = [job for layer in layers for job in self.jobs.get(layer.name, [])]
+            if jobs:
+                see = partial(self._see, is_adapter)
+                solve(jobs, self._scoring_of(jobs[0].layer), see=see, refuse=self._refuse, memory=_MEMORY)
+
+    def _see(self, is_adapter: bool, job: Job, spectrum: Spectrum) -> None:
+        if spectrum.largest == 0:
+            return
+        values = spectrum.eigenvalues
+        scores: dict[str, float | None] = {name: _score(values, job, name) for name in _SCORES}
+        scores["log_norm"] = _finite(math.log10(float(spectrum.values.sum())) + spectrum.exponent * math.log10(2))
+        edge = None if is_adapter else _edge(job, float(values.sum()))
+        num_beyond = None if edge is None else int((values > edge).sum())
+        self.measured[job] = _Measured(values.tolist(), scores, edge, num_beyond)
+
+    def _refuse(self, job: Job, error: TempBalanceError) -> None:
+        job.reason = str(error)
+
+    def shuffle(self) -> None:
+        """Count what lies beyond the edge once the entries are shuffled."""
+        self.phase = "shuffle"
+        side_by_side(self._shuffle_calls(), memory=_MEMORY)
+
+    def _shuffle_calls(self) -> Iterator[Call]:
+        for job, measured in self.measured.items():
+            if measured.edge is None or job.fit is None:
+                continue
+            weight = job.layer.weight()
+            # the entries, their shuffled copy, the order (blocks of 2^25 at most), two Gram matrices
+            num_bytes = 2 * weight.nbytes + 8 * min(weight.numel(), 2**25) + 8 * job.num_eigenvalues**2
+            yield Call(partial(_shuffle, job, weight, measured), weight.device.type, num_bytes)
+            del weight
+
+    def rows(self) -> list[DiagnosisRow]:
+        """The rows."""
+        return [self._row(layer) for layer in self.inferred.layers]
+
+    def _row(self, layer: Layer) -> DiagnosisRow:
+        jobs = self.jobs.get(layer.name, [])
+        row = make_row(layer, jobs, self.reasons[layer.name])
+        values: dict[str, Any] = {**asdict(row), "parts": row.parts}
+        measured = [self.measured[job] for job in jobs if job.fit is not None]
+        if not measured:
+            return DiagnosisRow(**values)
+        for name in (*_SCORES, "log_norm"):
+            values[name] = _combine(name, [each.scores[name] for each in measured])
+        return DiagnosisRow(
+            **values,
+            mp_edge=measured[0].edge if len(jobs) == 1 else None,
+            num_beyond=_total(each.num_beyond for each in measured),
+            num_beyond_shuffled=_total(each.num_shuffled for each in measured),
+            spectra={job.name: self.measured[job].eigenvalues for job in jobs if job.fit is not None},
+        )
+
+
+def _score(values: Tensor, job: Job, name: ScoreName) -> float | None:
+    """A score, or ``None`` where float64 ends or there is no fit."""
+    if job.fit is None and name in NEEDS_FIT:
+        return None
+    try:
+        return compute_score(values, job.fit, score=name)
+    except ScoreError:
+        return None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _edge(job: Job, total: float) -> float | None:
+    """Where a random matrix like this part would end; the sum of the eigenvalues is that of the squared entries."""
+    (num_slices, rows, columns), numel = _sizes(job)
+    return _finite(random_edge(total / numel, rows=rows, columns=columns, num_slices=num_slices))
+
+
+def _sizes(job: Job) -> tuple[tuple[int, int, int], int]:
+    slices = job.cut(torch.empty(job.layer.shape, device="meta"))[job.index].slices
+    num_slices, rows, columns = slices.shape
+    return (num_slices, rows, columns), slices.numel()
+
+
+def _shuffle(job: Job, weight: Tensor, measured: _Measured) -> None:
+    assert measured.edge is not None
+    seed = zlib.crc32(f"{job.layer.name} {job.index}".encode())
+    measured.num_shuffled = count_beyond_shuffled(job.cut(weight)[job.index], edge=measured.edge, seed=seed)
+
+
+def _combine(name: str, values: Sequence[float | None]) -> float | None:
+    """A layer's value from those of its parts."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return max(known) if name == "spectral_norm" else fmean(known)
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    known = list(counts)
+    return None if None in known else sum(count for count in known if count is not None)

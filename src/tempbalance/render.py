@@ -1,0 +1,165 @@
+"""A diagnosis as text: a table for people, JSON or CSV for programs. No control character of a name gets through."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Literal
+
+from tempbalance.against import movements, to_dict
+from tempbalance.diagnosis import Diagnosis, TensorNote
+from tempbalance.report.text import number, shown
+from tempbalance.table import DiagnosisRow
+
+Format = Literal["table", "json", "csv"]
+
+_COLUMNS = {  # heading of the table: attribute of the row
+    "layer": "name",
+    "shape": "shape",
+    "eigenvalues": "num_eigenvalues",
+    "alpha": "alpha",
+    "±": "alpha_stderr",
+    "KS": "ks",
+    "xmin": "xmin",
+    "tail": "num_tail",
+    "norm": "spectral_norm",
+    "stable rank": "stable_rank",
+    "beyond": "num_beyond",
+    "shuffled": "num_beyond_shuffled",
+    "verdict": "verdict",
+}
+_NOT_IN_CSV = ("parts", "spectra", "scale", "score")
+_WORST = 12  # reasons shown below a table before they are only counted
+
+
+def sort_rows(rows: Sequence[DiagnosisRow], sort: str, *, top: int | None = None) -> list[DiagnosisRow]:
+    """The rows in another order: numbers from the largest, text by the alphabet; rows without a value last.
+
+    Args:
+        rows: Of a diagnosis.
+        sort: Name of a value of a row, such as ``alpha``; ``depth`` leaves the model's order.
+        top: How many to keep.
+
+    Raises:
+        ValueError: If no such value exists.
+    """
+    names = sorted({each.name for each in fields(DiagnosisRow)} - {*_NOT_IN_CSV, "shape"})
+    if sort not in ("depth", *names):
+        raise ValueError(f"sort must be one of depth, {', '.join(names)}, got {sort!r}")
+    if sort == "depth":
+        return list(rows)[:top]
+    known = [row for row in rows if getattr(row, sort) is not None]
+    ordered = sorted(known, key=lambda row: getattr(row, sort), reverse=not isinstance(_first(known, sort), str))
+    return [*ordered, *(row for row in rows if getattr(row, sort) is None)][:top]
+
+
+def _first(rows: Sequence[DiagnosisRow], name: str) -> Any:
+    return getattr(rows[0], name) if rows else None
+
+
+def render(diagnosis: Diagnosis, rows: Sequence[DiagnosisRow], form: Format) -> str:
+    """The scored rows of a diagnosis, what was left out and why, and the summary.
+
+    Args:
+        diagnosis: What was found.
+        rows: Those of its scored rows to show, in this order.
+        form: ``table``, ``json`` or ``csv``; the latter has the rows alone.
+    """
+    if form == "json":
+        return as_json({**diagnosis.to_dict(), "layers": [row.to_dict() for row in rows]})
+    if form == "csv":
+        names = [each.name for each in fields(DiagnosisRow) if each.name not in _NOT_IN_CSV]
+        return as_csv(names, [[_cell(getattr(row, name)) for name in names] for row in rows])
+    lines = [list(_COLUMNS), *([_cell(getattr(row, name)) for name in _COLUMNS.values()] for row in rows)]
+    return "\n".join([aligned(lines), *_telling(diagnosis)])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " x ".join(map(str, value))
+    return shown(value) if isinstance(value, str) else number(value)
+
+
+def _telling(diagnosis: Diagnosis) -> list[str]:
+    """What stands below a table."""
+    summary = diagnosis.summary()
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in summary["verdicts"].items())
+    lines = ["", f"{shown(diagnosis.model)}: {summary['num_layers']} layers scored with {diagnosis.tail}: {verdicts}"]
+    if summary["num_layers"]:
+        means = ", ".join(
+            f"{name} {number(summary[name])}"
+            for name in ("alpha", "alpha_weighted", "log_alpha_norm", "log_norm", "stable_rank")
+            if summary[name] is not None
+        )
+        lines.append(f"means: {means}")
+    if summary["most_out_of_balance"]:
+        lines.append("most out of balance: " + ", ".join(map(shown, summary["most_out_of_balance"])))
+    left_out = {row.name: row.reason for row in diagnosis.diagnoses if row.alpha is None}
+    lines += [f"left out: {shown(name)}: {shown(reason)}" for name, reason in list(left_out.items())[:_WORST]]
+    if len(left_out) > _WORST:
+        lines.append(f"left out: {len(left_out) - _WORST} more, --list shows them")
+    if diagnosis.others:
+        lines.append(f"{len(diagnosis.others)} other tensors are no layers (biases, normalisation, ...): --list")
+    return lines
+
+
+def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
+    """Checkpoints side by side.
+
+    Args:
+        diagnoses: Of at least two, the earliest first.
+        form: ``table``, ``json`` or ``csv``.
+    """
+    if form == "json":
+        return as_json(to_dict(diagnoses))
+    models = [shown(each.model) for each in diagnoses]
+    headings = ["layer", "shape", *(f"alpha {name}" for name in models), "change", "distance", "relative distance"]
+    lines = [
+        list(map(_cell, (each.name, each.shape, *each.alphas, each.change, each.distance, each.relative_distance)))
+        for each in movements(diagnoses)
+    ]
+    return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
+
+
+def render_list(notes: Sequence[TensorNote], form: Format) -> str:
+    """Every tensor, and why it is or is not scored."""
+    if form == "json":
+        return as_json([{**vars(note), "shape": list(note.shape)} for note in notes])
+    headings = ["tensor", "shape", "dtype", "layer", "left out"]
+    lines = [list(map(_cell, (note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes]
+    return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
+
+
+def as_json(value: Any) -> str:
+    """JSON in ASCII, on several lines; what is not finite is refused."""
+    return json.dumps(value, indent=2, allow_nan=False)
+
+
+def as_csv(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Comma-separated values without a line end after the last."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([headings, *lines])
+    return text.getvalue().rstrip("\n")
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Columns of text, two spaces apart; numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    numeric = [all(_is_number(line[index]) for line in lines[1:]) for index in range(len(widths))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return not cell or float(cell) == float(cell)
+    except ValueError:
+        return False

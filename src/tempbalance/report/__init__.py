@@ -1,0 +1,38 @@
+"""Charts and one HTML page: of a diagnosis, and of the lab's runs.
+
+The names are loaded when they are first used, and Altair with them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tempbalance.report.figures import save_figures
+    from tempbalance.report.layer_charts import diagnosis_charts
+    from tempbalance.report.layer_page import diagnosis_page
+    from tempbalance.report.run_charts import runs_charts
+    from tempbalance.report.run_page import runs_page
+
+_MODULES = {
+    "diagnosis_charts": "layer_charts",
+    "diagnosis_page": "layer_page",
+    "runs_charts": "run_charts",
+    "runs_page": "run_page",
+    "save_figures": "figures",
+}
+
+__all__ = ["diagnosis_charts", "diagnosis_page", "runs_charts", "runs_page", "save_figures"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,69 @@
+"""Names and numbers as a page shows them: text that stays text."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from html import escape
+from typing import Any
+
+# control, format (bidi overrides, zero width), surrogate, line and paragraph separator
+_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def shown(value: object) -> str:
+    r"""Text in which characters that are not seen, or that turn others around, stand as their escapes.
+
+    Example:
+        >>> shown("fc\x1b[31m")
+        'fc\\x1b[31m'
+    """
+    return "".join(_escape(char) if unicodedata.category(char) in _UNSEEN else char for char in str(value))
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def short(value: object, most: int = 56) -> str:
+    """The text as shown, its middle left out where it is longer than this; an empty one says so."""
+    text = shown(value) or "(no name)"
+    head = most // 2 - 4
+    return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most :]}"
+
+
+def named(value: object) -> str:
+    """A name in HTML: cut, whole on hovering, and with no influence on the direction of what stands beside it."""
+    return f'<bdi title="{escape(shown(value))}">{escape(short(value))}</bdi>'
+
+
+def finite(value: Any, digits: int = 5) -> float | None:
+    """A number with so many significant digits; ``None`` for what is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.{digits}g}")
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A number for a table; empty for what is not a finite number.
+
+    Example:
+        >>> number(2.34567), number(None), number(1234567.8), number(128)
+        ('2.346', '', '1.235e+06', '128')
+    """
+    rounded = finite(value, digits)
+    if rounded is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{rounded:#.{digits}g}".rstrip(".")
+
+
+def json_block(value: Any) -> str:
+    """JSON that can stand inside an HTML script element.
+
+    Raises:
+        ValueError: If a number in it is not finite.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,114 @@
+"""What ``tempbalance diagnose`` does: read, work, write a page if asked, and give the text to print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tempbalance.diagnosis import Diagnosis, diagnose, list_tensors
+from tempbalance.render import Format, render, render_list, render_series, sort_rows
+from tempbalance.report.text import shown
+from tempbalance.runlog import write_whole
+
+
+@dataclass(frozen=True)
+class Telling:
+    """How a diagnosis is told.
+
+    Attributes:
+        form: ``table``, ``json`` or ``csv``.
+        sort: Value that the rows are sorted by, or ``depth``.
+        top: How many rows are shown; ``None`` for all.
+        html: Where a page goes.
+        figures: The folder that charts go to.
+    """
+
+    form: Any = "table"
+    sort: str = "depth"
+    top: int | None = None
+    html: Path | None = None
+    figures: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(Format):
+            raise ValueError(f"format must be one of {', '.join(get_args(Format))}, got {self.form!r}")
+        sort_rows([], self.sort)
+        if self.html is not None and self.html.is_dir():
+            raise ValueError(f"html must be a file to write, got the folder {str(self.html)!r}")
+
+
+def tell(
+    sources: Sequence[str],
+    telling: Telling,
+    which: Mapping[str, Any],
+    how: Mapping[str, Any] | None,
+    *,
+    console: Console,
+) -> str:
+    """Diagnose checkpoints and say what came out.
+
+    Args:
+        sources: One checkpoint, or several for a series, the earliest first.
+        telling: In which form.
+        which: Options of `diagnose` that choose layers.
+        how: The others; ``None`` lists the tensors of the first checkpoint instead.
+        console: Where progress and messages go.
+
+    Returns:
+        The text for standard output.
+    """
+    if how is None:
+        return render_list(list_tensors(sources[0], **which), telling.form)
+    if len(sources) > 1 and (telling.html or telling.figures):
+        raise ValueError("a page and figures show one checkpoint: leave out --against")
+    diagnoses = [_diagnose(source, {**which, **how}, console) for source in sources]
+    if len(diagnoses) > 1:
+        return render_series(diagnoses, telling.form)
+    diagnosis = diagnoses[0]
+    _write(diagnosis, telling, console)
+    return render(diagnosis, sort_rows(diagnosis.scored, telling.sort, top=telling.top), telling.form)
+
+
+def _diagnose(source: str, options: Mapping[str, Any], console: Console) -> Diagnosis:
+    with _shown(console, Path(source).name) as progress:
+        diagnosis = diagnose(source, **options, progress=progress)
+    for note in diagnosis.notes:
+        console.print(f"{shown(diagnosis.model)}: {shown(note)}", markup=False, highlight=False, soft_wrap=True)
+    return diagnosis
+
+
+def _write(diagnosis: Diagnosis, telling: Telling, console: Console) -> None:
+    """The page and the figures that were asked for."""
+    if telling.html is not None:
+        from tempbalance.report import diagnosis_page
+
+        page = diagnosis_page(
+            diagnosis.diagnoses, model=diagnosis.model, tail=diagnosis.tail, summary=diagnosis.summary()
+        )
+        write_whole(telling.html, page.encode())
+        console.print(f"page: {telling.html}", markup=False, highlight=False, soft_wrap=True)
+    if telling.figures is not None:
+        from tempbalance.report import diagnosis_charts, save_figures
+
+        charts = diagnosis_charts(diagnosis.diagnoses, model=diagnosis.model, tail=diagnosis.tail)
+        for path in save_figures(charts, telling.figures):
+            console.print(f"figure: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _shown(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(shown(name).replace("[", "("), total=None)
+
+        def update(num_done: int, num_all: int) -> None:
+            progress.update(task, completed=num_done, total=num_all)
+
+        yield update

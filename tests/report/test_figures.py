@@ -1,0 +1,58 @@
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+pytest.importorskip("altair", reason="charts need the extra report")
+pytest.importorskip("vl_convert", reason="figures need the extra report")
+
+from tempbalance.report import diagnosis_charts, runs_charts, save_figures
+from tests.report.cases import HOSTILE, diagnosis_row, diagnosis_rows, write_run
+
+BEGINS = {"svg": b"<svg ", "pdf": b"%PDF-", "png": b"\x89PNG\r\n\x1a\n"}
+
+
+def texts_of(path):
+    root = ElementTree.parse(path).getroot()
+    return root, [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_each_chart_is_written_in_each_format(tmp_path):
+    charts = diagnosis_charts(diagnosis_rows(), model="net.pt", tail="median")
+    files = save_figures(charts, tmp_path / "new" / "figures")
+    assert [path.name for path in files] == [f"{name}.{form}" for name in ("alpha", "spectrum") for form in BEGINS]
+    for path in files:
+        assert path.read_bytes().startswith(BEGINS[path.suffix[1:]]), path.name
+
+
+def test_an_svg_has_its_title_and_its_text_for_screen_readers(tmp_path):
+    charts = diagnosis_charts(diagnosis_rows(), model="net.pt", tail="median")
+    for path in save_figures(charts, tmp_path, formats=["svg"]):
+        root, texts = texts_of(path)
+        assert root.get("aria-label") == charts[path.stem].to_dict()["description"]
+        assert root.get("role") == "img"
+        assert {"alpha": "Alpha by depth, net.pt", "spectrum": "Spectrum of conv1"}[path.stem] in texts
+
+
+def test_every_chart_of_runs_can_be_drawn(tmp_path):
+    runs = [write_run(tmp_path / each, method=each) for each in ("cal", "tb")]
+    charts = runs_charts(runs)
+    for path in save_figures(charts, tmp_path / "figures", formats=["svg"]):
+        _, texts = texts_of(path)
+        title = charts[path.stem].to_dict()["title"]
+        assert (title if isinstance(title, str) else "a, cal, epoch 3") in texts
+        assert "null" not in texts
+        assert "NaN" not in texts
+
+
+def test_hostile_names_are_text_in_an_svg(tmp_path):
+    rows = [diagnosis_row(name) for name in HOSTILE]
+    for path in save_figures(diagnosis_charts(rows, model=HOSTILE[0], tail="median"), tmp_path, formats=["svg"]):
+        root, texts = texts_of(path)
+        assert not {"script", "img", "b"} & {element.tag.rpartition("}")[2] for element in root.iter()}
+        assert any(HOSTILE[0] in (text or "") for text in texts)
+
+
+def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"formats must be of svg, pdf, png, got 'gif'"):
+        save_figures({}, tmp_path / "figures", formats=["svg", "gif"])
+    assert not (tmp_path / "figures").exists()

@@ -1,0 +1,136 @@
+import json
+
+import pytest
+
+from tempbalance.report.run_data import (
+    alpha_bins,
+    cells,
+    curves,
+    last_alphas,
+    layer_names,
+    recorded_spectra,
+    shown_epochs,
+)
+from tempbalance.report.runs import read_groups, summarize
+from tempbalance.runlog import RunFolder
+from tests.report.cases import write_run
+
+
+def two_methods(folder, **options):
+    accuracies = {("cal", 1): 90.0, ("cal", 2): 92.0, ("tb", 1): 91.0, ("tb", 2): 94.0, ("tb", 3): 50.0}
+    return [
+        write_run(folder / f"{method}-{seed}", method=method, seed=seed, accuracy=accuracy, **options)
+        for (method, seed), accuracy in accuracies.items()
+    ]
+
+
+def test_a_method_has_mean_deviation_and_the_difference_over_common_seeds(tmp_path):
+    cal, tb = summarize(read_groups(two_methods(tmp_path)))
+    assert (cal.label, cal.num_complete, cal.mean, cal.std) == ("cal", 2, 91.0, pytest.approx(2**0.5))
+    assert (cal.difference, cal.num_pairs) == (None, 0)
+    assert (tb.label, tb.num_complete, tb.num_pairs) == ("tb", 3, 2)
+    assert (tb.difference, tb.difference_std) == (1.5, pytest.approx(0.5**0.5))
+
+
+def test_a_run_that_is_not_complete_is_counted_apart(tmp_path):
+    runs = [write_run(tmp_path / "a", seed=1), write_run(tmp_path / "b", seed=2)]
+    (tmp_path / "b" / "result.json").unlink()
+    (summary,) = summarize(read_groups(runs))
+    assert (summary.num_runs, summary.num_complete, summary.mean, summary.std) == (2, 1, 90.0, None)
+
+
+def test_one_method_with_two_options_is_two_methods_that_say_in_what_they_differ(tmp_path):
+    runs = [write_run(tmp_path / str(lr), method="tb", lr=lr) for lr in (0.1, 0.05)]
+    runs.append(write_run(tmp_path / "adam", method="adam", lr=0.001))
+    assert [group.label for group in read_groups(runs)] == ["tb, lr 0.1", "tb, lr 0.05", "adam"]
+
+
+def test_networks_are_always_said_and_compared_each_with_its_own_kind(tmp_path):
+    runs = [
+        write_run(tmp_path / f"{model}-{method}", method=method, model=model, accuracy=accuracy)
+        for model, method, accuracy in (
+            ("vgg", "cal", 80.0),
+            ("vgg", "tb", 81.0),
+            ("wrn", "cal", 90.0),
+            ("wrn", "tb", 93.0),
+        )
+    ]
+    summaries = summarize(read_groups(runs))
+    assert [each.label for each in summaries] == ["cal, model vgg", "tb, model vgg", "cal, model wrn", "tb, model wrn"]
+    assert [each.difference for each in summaries] == [None, 1.0, None, 3.0]
+
+
+def test_recording_more_is_not_another_method(tmp_path):
+    runs = [write_run(tmp_path / str(seed), seed=seed, log_eigenvalues=bool(seed)) for seed in (0, 1)]
+    assert [len(group.runs) for group in read_groups(runs)] == [2]
+
+
+def test_no_runs_and_folders_without_one_are_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="at least one run"):
+        read_groups([])
+    with pytest.raises(ValueError, match=r"nothing holds no run: its recipe.json"):
+        read_groups([RunFolder(tmp_path / "nothing")])
+
+
+def test_curves_are_the_mean_and_the_ends_over_the_seeds(tmp_path):
+    groups = read_groups(two_methods(tmp_path))
+    (last,) = [each for each in curves(groups, "accuracy") if each["epoch"] == 3 and each["method"] == 1][:1]
+    assert last == {
+        "method": 1, "stage": "test", "epoch": 3, "mean": 78.333, "low": 50.0, "high": 94.0, "n": 3
+    }  # fmt: skip
+
+
+def test_cells_are_means_over_the_seeds(tmp_path):
+    groups = read_groups(two_methods(tmp_path))
+    names = layer_names(groups)
+    assert names == ["a", "b"]
+    assert cells(groups, names)[-1] == {"method": 1, "layer": 1, "epoch": 3, "alpha": 3.3, "rate": 0.2}
+    assert len(cells(groups, names)) == 2 * 2 * 4
+
+
+def test_numbers_that_are_not_finite_are_left_out(tmp_path):
+    run = write_run(tmp_path / "a", epochs=1, layers=("a",))
+    run.append(
+        [{"epoch": 2, "test_loss": float("nan"), "test_accuracy": float("inf")}],
+        [{"epoch": 2, "layer": "a", "alpha": None, "rate": float("nan")}],
+    )
+    groups = read_groups([run])
+    assert {each["epoch"] for each in curves(groups, "loss")} == {1}
+    assert {each["epoch"] for each in cells(groups, ["a"])} == {0, 1}
+    assert last_alphas(groups, ["a"]) == []
+
+
+def test_the_last_alphas_are_those_of_each_run_and_layer_and_fill_the_bins(tmp_path):
+    alphas = last_alphas(read_groups(two_methods(tmp_path)), ["a", "b"])
+    assert [each["alpha"] for each in alphas] == [2.3, 3.3] * 5
+    counts = {
+        method: sum(each["count"] for each in alpha_bins(alphas) if each["method"] == method) for method in (0, 1)
+    }
+    assert counts == {0: 4, 1: 6}
+
+
+def test_of_many_epochs_an_even_choice_is_shown_that_stands_for_all(tmp_path):
+    groups = read_groups([write_run(tmp_path / "a", epochs=100, eigenvalues=False)])
+    chosen = shown_epochs(groups, 11)
+    assert [first for first, _ in chosen] == list(range(0, 101, 10))
+    assert [epoch for first, last in chosen for epoch in range(first, last + 1)] == list(range(101))
+
+
+def test_a_recorded_spectrum_has_the_median_as_threshold(tmp_path):
+    groups = read_groups([write_run(tmp_path / "a", epochs=1)])
+    first = recorded_spectra(groups, ["a", "b"])[0]
+    assert (first["epoch"], first["until"], first["layer"]) == (0, 0, 0)
+    assert first["xmin"] == 32.0  # of 1 to 64, the 33rd largest
+    assert len(first["tail_x"]) == 2
+
+
+def test_without_a_known_threshold_there_is_no_line(tmp_path):
+    groups = read_groups([write_run(tmp_path / "a", epochs=1, tail="goodness_of_fit")])
+    first = recorded_spectra(groups, ["a", "b"])[0]
+    assert (first["xmin"], first["tail_x"], first["note"]) == (None, [], "alpha 2.000")
+
+
+def test_the_data_of_charts_are_plain_json(tmp_path):
+    groups = read_groups(two_methods(tmp_path))
+    for data in (curves(groups, "loss"), cells(groups, ["a", "b"]), recorded_spectra(groups, ["a", "b"])):
+        assert json.loads(json.dumps(data, allow_nan=False)) == data

@@ -1,0 +1,178 @@
+"""Whole diagnoses: against the library's own table, known spectra, and every kind of source."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import tempbalance
+from tempbalance.diagnosis import diagnose, list_tensors
+from tempbalance.errors import CheckpointError
+from tempbalance.lab.networks import build_network
+from tests.test_infer import GPT, Experts
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return build_network("resnet18", num_classes=10, channels=3, side=32, width=0.25)
+
+
+def heavy(rows: int, columns: int, *, alpha: float = 3.0) -> torch.Tensor:
+    """A matrix whose eigenvalues are the quantiles of a power law."""
+    size = min(rows, columns)
+    quantiles = (torch.arange(size, dtype=torch.float64) + 0.5) / size
+    eigenvalues = (1 - quantiles) ** (-1 / (alpha - 1))
+    left, _ = torch.linalg.qr(torch.randn(rows, size, dtype=torch.float64))
+    right, _ = torch.linalg.qr(torch.randn(columns, size, dtype=torch.float64))
+    return left @ torch.diag(eigenvalues.sqrt()) @ right.T
+
+
+def test_alphas_are_those_of_training():
+    model = network()
+    optimizer = torch.optim.SGD(tempbalance.param_groups(model), lr=0.1)
+    table = tempbalance.TempBalance(optimizer, model, score_first=True, score_last=True).table()
+    found = diagnose(model)
+    assert [row.name for row in found] == [row.name for row in table]
+    assert [row.alpha for row in found] == [row.alpha for row in table]
+    assert [row.reason for row in found] == [row.reason for row in table]
+
+
+@pytest.mark.parametrize("make", [network, lambda: GPT(tied=True), Experts], ids=["resnet", "gpt", "experts"])
+@pytest.mark.parametrize("tail", ["median", "goodness_of_fit", "peak"])
+def test_a_module_its_state_dict_and_its_files_have_the_same_table(make, tail, tmp_path):
+    model = make()
+    state = model.state_dict()
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "model.ckpt")
+    distinct = {name: tensor.clone() for name, tensor in state.items() if name != "tok_emb.weight"}
+    save_file(distinct, tmp_path / "model.safetensors")
+    rows = {row.name: row for row in diagnose(model, tail=tail)}
+    assert {row.name: row for row in diagnose(state, tail=tail)} == rows
+    assert {row.name: row for row in diagnose(tmp_path / "model.ckpt", tail=tail)} == rows
+    in_file = {row.name: row for row in diagnose(tmp_path / "model.safetensors", tail=tail)}
+    assert in_file == {name: row for name, row in rows.items() if name != "tok_emb"}
+
+
+@pytest.mark.parametrize("alpha", [1.6, 3.0, 7.5])
+def test_an_exact_power_law_gets_its_exponent_and_the_verdict_of_the_theory(alpha):
+    found = diagnose({"fc.weight": heavy(400, 500, alpha=alpha)}, tail="goodness_of_fit")
+    (row,) = found.scored
+    assert row.alpha == pytest.approx(alpha, rel=0.05)
+    assert row.verdict == {1.6: "over-trained", 3.0: "well-trained", 7.5: "under-trained"}[alpha] or not row.num_beyond
+
+
+def test_what_stands_beside_alpha_follows_from_the_eigenvalues():
+    weight = heavy(60, 80)
+    (row,) = diagnose({"fc.weight": weight}).scored
+    values = torch.linalg.svdvals(weight).square()
+    shares = values / values.sum()
+    assert row.spectral_norm == pytest.approx(float(values.max()))
+    assert row.stable_rank == pytest.approx(float(values.sum() / values.max()))
+    assert row.log_norm == pytest.approx(math.log10(values.sum()))
+    assert row.alpha_weighted == pytest.approx(row.alpha * math.log10(values.max()))
+    assert row.log_alpha_norm == pytest.approx(math.log10((values**row.alpha).sum()))
+    assert row.entropy == pytest.approx(float(-(shares * shares.log()).sum()) / math.log(60))
+    assert row.num_beyond == int((values > row.mp_edge).sum()) > 0
+    assert row.num_beyond_shuffled == 0
+    assert torch.tensor(row.spectra[""]).tolist() == pytest.approx(values.sort().values.tolist())
+
+
+def test_layers_as_initialised_are_random_like_whatever_the_fit():
+    for tail in ("median", "goodness_of_fit", "peak"):
+        found = diagnose(network(), tail=tail)
+        assert {row.verdict for row in found.scored} == {"random-like"}
+        assert found.summary()["verdicts"] == {"random-like": len(found.scored)}
+
+
+def test_with_the_median_fit_a_layer_is_judged_beside_the_others():
+    torch.manual_seed(0)
+    weights = {f"layers.{index}.weight": heavy(200, 200, alpha=3 + 0.05 * index) for index in range(9)}
+    weights["layers.9.weight"] = heavy(200, 200, alpha=12) + torch.ones(200, 200) / 20  # a spike, or it is random-like
+    weights["layers.10.weight"] = heavy(200, 200, alpha=1.5)
+    verdicts = {row.name: row.verdict for row in diagnose(weights).scored}
+    assert verdicts["layers.9"] == "under-trained beside the others"
+    assert verdicts["layers.10"] == "over-trained beside the others"
+    assert {verdicts[f"layers.{index}"] for index in range(9)} == {"balanced"}
+    assert set(diagnose(weights).summary()["most_out_of_balance"][:2]) == {"layers.9", "layers.10"}
+
+
+def test_what_training_would_refuse_is_left_out_with_its_reason():
+    weights = {
+        "good.weight": torch.randn(64, 64),
+        "nan.weight": torch.full((64, 64), float("nan")),
+        "zero.weight": torch.zeros(64, 64),
+        "low.weight": torch.randn(64, 2) @ torch.randn(2, 64),
+        "flat.weight": torch.linalg.qr(torch.randn(64, 64))[0],
+        "complex.weight": torch.randn(64, 64, dtype=torch.complex64),
+        "small.weight": torch.randn(8, 64),
+        "high.weight": torch.randn(2, 2, 2, 2, 2, 2),
+        "empty.weight": torch.empty(0, 64),
+    }
+    found = diagnose(weights)
+    assert [row.name for row in found.scored] == ["good"]
+    reasons = {row.name: row.reason for row in found if row.alpha is None}
+    assert set(reasons) == {name.removesuffix(".weight") for name in weights} - {"good"}
+    assert all(reasons.values())
+    assert "NaN" in reasons["nan"]
+    assert "8 eigenvalues, min_eigenvalues is 50" in reasons["small"]
+
+
+def test_a_table_in_which_nothing_is_scored_still_has_a_summary():
+    found = diagnose({"fc.weight": torch.zeros(64, 64)})
+    assert found.summary()["num_layers"] == 0
+    assert found.summary()["alpha"] is None
+    assert json.loads(json.dumps(found.to_dict()))["left_out"] == [{"name": "fc", "reason": "all eigenvalues are zero"}]
+
+
+def test_patterns_choose_layers_and_one_that_matches_nothing_is_refused():
+    model = network()
+    assert {row.name for row in diagnose(model, include=["layer1.*"]).scored} == {
+        f"layer1.{block}.{conv}" for block in (0, 1) for conv in ("conv1", "conv2")
+    }
+    assert diagnose(model, exclude=["layer2.*"])["layer2.0.conv1"].reason == "excluded by name"
+    for option in ("include", "exclude"):
+        with pytest.raises(ValueError, match=f"{option} pattern 'nothing' matches no layer"):
+            diagnose(model, **{option: ["nothing"]})
+    with pytest.raises(TypeError, match="list of name patterns, got the string"):
+        diagnose(model, include="layer1.*")
+
+
+def test_fused_and_stacked_weights_are_scored_part_by_part():
+    weights = {"qkv.weight": torch.randn(192, 64), "ffn.weight": torch.randn(3, 64, 128)}
+    found = diagnose(weights, fused={"qkv": 3}, stacked=["ffn"])
+    assert [part.num_eigenvalues for part in found["qkv"].parts] == [64, 64, 64]
+    assert [part.name for part in found["ffn"].parts] == ["expert 0", "expert 1", "expert 2"]
+    assert found["qkv"].mp_edge is None
+    assert set(found["ffn"].spectra) == {"expert 0", "expert 1", "expert 2"}
+    assert len(diagnose(nn.ModuleDict({"ffn": nn.Conv1d(64, 64, 3)}), stacked=["ffn"])["ffn"].parts) == 64
+
+
+def test_a_data_frame_has_a_row_for_each_layer():
+    frame = diagnose(network()).to_pandas()
+    assert frame.loc["layer1.0.conv1", "alpha"] == pytest.approx(diagnose(network())["layer1.0.conv1"].alpha)
+    assert "verdict" in frame.columns
+
+
+def test_every_tensor_is_listed_with_its_layer_or_its_reason(tmp_path):
+    save_file(network().state_dict(), tmp_path / "model.safetensors")
+    notes = {note.name: note for note in list_tensors(tmp_path / "model.safetensors", exclude=["layer2.*"])}
+    assert set(notes) == set(network().state_dict())
+    assert (notes["layer1.0.conv1.weight"].layer, notes["layer1.0.conv1.weight"].reason) == ("layer1.0.conv1", "")
+    assert notes["layer2.0.conv1.weight"].reason == "excluded by name"
+    assert notes["bn1.running_mean"].reason == "vector"
+    assert notes["linear.weight"].reason == "10 eigenvalues, min_eigenvalues is 50"
+
+
+def test_progress_ends_at_its_total():
+    calls = []
+    diagnose(network(), progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1][0] == calls[-1][1] == len(calls)
+
+
+def test_a_path_that_is_not_there_and_a_source_that_is_none_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="nothing.safetensors"):
+        diagnose(tmp_path / "nothing.safetensors")
+    with pytest.raises(TypeError, match="a path or a mapping of tensors, got int"):
+        diagnose(3)
