@@ -140,6 +140,7 @@ def state(value: bytes, key: str = "weight") -> bytes:
 
 # a list of two references to a list of two references, two hundred deep
 DOUBLING = b"]q\0" + b"".join(b"]q%c(h%ch%ce" % (index + 1, index, index) for index in range(200))
+HUGE = number(10**600)
 CALLING = name("torch._tensor._rebuild_from_type_v2")
 
 PICKLES: dict[str, Callable[[Path], bytes]] = {
@@ -228,7 +229,7 @@ add_files("torch", ".pt", {
     "plain_pickle_with_payload": lambda folder: pickle.dumps(payload(folder)),
     "plain_pickle_of_protocol_0": lambda folder: pickle.dumps(payload(folder), 0),
     "plain_pickle_of_protocol_1": lambda folder: pickle.dumps(payload(folder), 1),
-    "legacy_with_numbers_for_keys": lambda folder: legacy(WEIGHT).replace(b"\x80\x02]q\0", b"]" + number(10**600) + b"a"),
+    "legacy_with_numbers_for_keys": lambda folder: legacy(WEIGHT).replace(b"\x80\x02]q\0", b"]" + HUGE + b"a"),
     "noise": lambda folder: bytes(range(255, 0, -1)) * 40,
     "text": lambda folder: b"<!DOCTYPE html><html>not found</html>\n",
     "empty": lambda folder: b"",

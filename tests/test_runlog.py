@@ -1,12 +1,16 @@
 """A run's folder is whole whenever the process is killed."""
 
 import errno
+import hashlib
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tempbalance.runlog import RunFolder, write_whole
+from tempbalance.runlog import RunFolder, RunFolderError, write_whole
 
 
 def save(content: bytes):
@@ -72,35 +76,121 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(tmp_path, damag
     assert run.checkpoint() is None
 
 
-def test_there_is_a_whole_checkpoint_after_a_kill_between_any_two_moves(tmp_path, monkeypatch):
-    """Saving is killed before its first rename, before its second, and so on to the end."""
+class KilledError(BaseException):
+    pass
 
-    class KilledError(BaseException):
-        pass
 
-    real = os.replace
-    for allowed in range(6):
-        run = RunFolder(tmp_path / str(allowed))
-        run.save_checkpoint(save(b"first"))
-        run.save_checkpoint(save(b"second"))
-        calls = iter(range(100))
+def kill_after(monkeypatch, num_calls: int) -> None:
+    """Let so many writes, moves and deletions happen; nothing at all happens after them, not even cleaning up."""
+    calls = iter(range(num_calls))
 
-        def replace(source, target, calls=calls, allowed=allowed):
-            if next(calls) >= allowed:
+    def stop_at(real):
+        def wrapped(*args, **options):
+            if next(calls, None) is None:
                 raise KilledError
-            real(source, target)
+            return real(*args, **options)
 
-        monkeypatch.setattr(os, "replace", replace)
+        return wrapped
+
+    for owner, name in ((os, "replace"), (Path, "write_bytes"), (Path, "unlink")):
+        monkeypatch.setattr(owner, name, stop_at(getattr(owner, name)))
+
+
+def save_and_be_killed(run, content, num_calls) -> bool:
+    """Whether it came to be killed; a write that is killed leaves half."""
+
+    def save_half(path):
+        with path.open("wb") as file:
+            file.write(content[:1])
+        path.write_bytes(content)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        kill_after(monkeypatch, num_calls)
         try:
-            run.save_checkpoint(save(b"third"))
+            run.save_checkpoint(save_half)
         except KilledError:
-            assert allowed < 4
-        else:
-            assert allowed >= 4
-        monkeypatch.setattr(os, "replace", real)
-        assert run.checkpoint().read_bytes() in (b"second", b"third")
-        run.save_checkpoint(save(b"fourth"))
-        assert run.checkpoint().read_bytes() == b"fourth"
+            return True
+    return False
+
+
+POINTS = range(11)  # a save has ten writes, moves and deletions
+
+
+@pytest.mark.parametrize("damaged", [None, "last.ckpt", "previous.ckpt", "last.ckpt.sha256", "previous.ckpt.sha256"])
+def test_no_two_kills_at_any_points_lose_every_checkpoint_even_after_damage(tmp_path, monkeypatch, damaged):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    ended = set()
+    for first in POINTS:
+        for second in POINTS:
+            run = RunFolder(tmp_path / f"{first}-{second}")
+            run.save_checkpoint(save(b"1 whole"))
+            run.save_checkpoint(save(b"2 whole"))
+            if damaged:
+                (run.path / damaged).write_bytes(b"")
+            good = run.checkpoint().read_bytes()
+            for content, point in ((b"3 whole", first), (b"4 whole", second)):
+                was_killed = save_and_be_killed(run, content, point)
+                found = run.checkpoint().read_bytes()
+                assert found == content or (was_killed and found >= good)
+                good = found
+                ended.add(was_killed)
+            run.save_checkpoint(save(b"5"))
+            assert run.checkpoint().read_bytes() == b"5"
+            (run.path / "last.ckpt").write_bytes(b"")
+            assert run.checkpoint().read_bytes() == good
+    assert ended == {True, False}
+
+
+def test_a_damaged_last_checkpoint_does_not_take_the_place_of_the_one_before(tmp_path):
+    run = RunFolder(tmp_path)
+    for content in (b"1", b"2"):
+        run.save_checkpoint(save(content))
+    (tmp_path / "last.ckpt").write_bytes(b"damaged")
+    assert run.damaged == ["last.ckpt"]
+    run.save_checkpoint(save(b"3"))
+    assert (tmp_path / "previous.ckpt").read_bytes() == b"1"
+    assert run.damaged == []
+
+
+def test_a_folder_with_checksums_at_the_places_their_checkpoints_have_left_is_read(tmp_path):
+    digest = hashlib.sha256(b"one").hexdigest()
+    (tmp_path / "previous.ckpt").write_bytes(b"one")
+    (tmp_path / "last.ckpt.sha256").write_text(f"{digest}  last.ckpt\n")
+    (tmp_path / "previous.ckpt.sha256").write_text("")
+    assert RunFolder(tmp_path).checkpoint() == tmp_path / "previous.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("recipe.json", '{"recipe":', r"recipe\.json: damaged, not JSON"),
+        ("result.json", "[1]", r"result\.json: must be a JSON object, got \[1\]"),
+        ("metrics.jsonl", '{"epoch": 1}\n{"epo\n', r"metrics\.jsonl, line 2: damaged, not JSON"),
+        ("layers.jsonl", '{"epoch": 1}\n{"layer": 3}\n', r"layers\.jsonl, line 2: must have an epoch, got .*layer"),
+        ("metrics.jsonl", b"\xff\xfe\n", r"metrics\.jsonl, line 1: damaged, not JSON"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RunFolderError, match=message):
+        getattr(RunFolder(tmp_path), name.partition(".")[0])
+
+
+def test_a_number_that_is_not_finite_never_gets_into_a_log(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        RunFolder(tmp_path).append([{"epoch": 1, "loss": float("nan")}])
+    assert RunFolder(tmp_path).metrics == []
+
+
+def test_a_second_process_is_kept_out_of_a_folder(tmp_path):
+    code = f"from tempbalance.runlog import RunFolder\nwith RunFolder({str(tmp_path)!r}).locked(): print('in')"
+
+    def other() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    with RunFolder(tmp_path).locked():
+        assert f"another process trains in {tmp_path}" in other().stderr
+    assert other().stdout == "in\n"
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Optional, get_type_hints
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
 
 from tempbalance import __version__
-from tempbalance.lab.methods import METHODS
+from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
 from tempbalance.lab.recipe import SEEDS, Recipe, read_recipe
 from tempbalance.report.text import shown
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 messages = Console(stderr=True)
-
-_HELP = {
-    "dataset": "digits, fashion_mnist, mnist, cifar10, cifar100, svhn, tiny_imagenet, an .npz file or a folder.",
-    "model": "resnet18, resnet34, resnet50, resnet101, vgg16, vgg19, wrn16_8, wrn28_6 or mlp.",
-    "width": "Factor on the network's channels.",
-    "method": f"{', '.join(METHODS)}; tb+ goes before any.",
-    "seed": "All randomness follows from it and the epoch.",
-    "lr": "Initial rate; without it the method's own.",
-    "scale_range": "Smallest and largest scale of a balanced method.",
-    "interval": "Epochs between scorings.",
-    "start": "Epochs before the first scoring.",
-    "snr": "Strength of spectral norm regularisation, where the method has it.",
-    "restart_epochs": "Of sgdr; without it half the epochs.",
-    "limit": "Use only the first so many images.",
-    "log_gradients": "Add gradient norms to layers.jsonl.",
-    "log_eigenvalues": "Add spectra to layers.jsonl.",
-}
 
 
 def _print_version(asked: bool) -> None:
@@ -55,62 +37,60 @@ def main(
     """Train neural networks layer by layer at the temperature each layer needs."""
 
 
-def _with_recipe_options(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each field of `Recipe`, gathered in its argument ``options``."""
-    hints = get_type_hints(Recipe)
-    names = [field.name for field in fields(Recipe) if field.name not in left_out]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters
-
-        def wrapped(**values: Any) -> None:
-            given = {name: values.pop(name) for name in names}
-            command(options={name: value for name, value in given.items() if value is not None}, **values)
-
-        parameters = [
-            each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.values() if each.name != "options"
-        ]
-        for name in names:
-            hint: Any = Optional[hints[name]]  # noqa: UP045
-            annotation = Annotated[hint, typer.Option(help=_HELP.get(name), show_default=False)]
-            parameters.append(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            )
-        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-        return wrapped
-
-    return decorate
-
-
-_RecipeFile = Annotated[Optional[Path], typer.Option("--recipe", help="YAML or JSON with any of the options.")]  # noqa: UP045
-_Cache = Annotated[Optional[Path], typer.Option(help="Where datasets are kept.")]  # noqa: UP045
-_Device = Annotated[str, typer.Option(help="cpu, gpu, auto, ...: Lightning's accelerator.")]
-_Precision = Annotated[str, typer.Option(help="Lightning's precision: 32-true, bf16-mixed, 16-mixed, ...")]
+_Text = Optional[str]  # noqa: UP045
+_Number = Optional[int]  # noqa: UP045
+_File = Optional[Path]  # noqa: UP045
+_RecipeFile = Annotated[
+    _File,
+    typer.Option(
+        "--recipe",
+        help="YAML or JSON with options by name, such as a run's recipe.json; options given beside it override it.",
+        rich_help_panel=RUN,
+    ),
+]
+_Cache = Annotated[
+    _File,
+    typer.Option(
+        help="Where datasets are kept; without it $TEMPBALANCE_CACHE, or the system's folder for caches.",
+        rich_help_panel=RUN,
+    ),
+]
+_Device = Annotated[str, typer.Option(help="cpu, gpu, auto, ...: Lightning's accelerator.", rich_help_panel=RUN)]
+_Precision = Annotated[
+    str, typer.Option(help="Lightning's precision: 32-true, bf16-mixed, 16-mixed, ...", rich_help_panel=RUN)
+]
+_LogEvery = Annotated[int, typer.Option(min=1, help="Steps between two readings of the loss.", rich_help_panel=LOGGING)]
+_TensorBoard = Annotated[
+    bool, typer.Option(help="Write TensorBoard logs into a run's folder.", rich_help_panel=LOGGING)
+]
 
 
 @app.command()
-@_with_recipe_options()
+@with_recipe_options()
 def train(
     options: dict[str, Any],
-    out: Annotated[Optional[Path], typer.Option(help="The run's folder; runs/NAME without it.")] = None,  # noqa: UP045
+    out: Annotated[_Text, typer.Option(help="The run's folder; without it runs/NAME.", rich_help_panel=RUN)] = None,
     recipe: _RecipeFile = None,
     cache: _Cache = None,
     device: _Device = "auto",
-    devices: Annotated[int, typer.Option(help="How many devices.")] = 1,
-    num_nodes: Annotated[int, typer.Option(help="How many machines.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="How many devices.", rich_help_panel=RUN)] = 1,
+    num_nodes: Annotated[int, typer.Option(min=1, help="How many machines.", rich_help_panel=RUN)] = 1,
     precision: _Precision = "32-true",
-    threads: Annotated[Optional[int], typer.Option(help="Threads of torch.")] = None,  # noqa: UP045
-    log_every: Annotated[int, typer.Option(help="Steps between two readings of the loss.")] = 10,
-    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the run's folder.")] = False,
+    threads: Annotated[_Number, typer.Option(min=1, help="Threads of torch.", rich_help_panel=RUN)] = None,
+    log_every: _LogEvery = 10,
+    tensorboard: _TensorBoard = False,
 ) -> None:
     """Train one recipe; the same command on the same folder goes on where it stopped."""
-    with _answered():
-        chosen = Recipe.from_dict({**(read_recipe(recipe) if recipe else {}), **options})
-        folder = out or Path("runs") / chosen.name
-        from tempbalance.lab.start import start
+    with _answered(), _stoppable():
+        given = {**(read_recipe(recipe) if recipe else {}), **options}
+        chosen = Recipe.from_dict(given)
+        folder = _folder(out, Path("runs") / chosen.name)
+        from tempbalance.lab.compare import doubts
+        from tempbalance.lab.processes import seconds_text
+        from tempbalance.lab.start import say, start
 
+        for doubt in doubts(options, [chosen]):
+            say(messages, f"warning: {doubt}")
         result = start(
             chosen,
             folder,
@@ -124,38 +104,97 @@ def train(
             num_nodes=num_nodes,
             precision=precision,
         )
-        best = f"best {result['best_accuracy']:.2f} % in epoch {result['best_epoch']}"
-        typer.echo(f"{chosen.name}: test accuracy {result['test_accuracy']:.2f} %, {best}, {result['seconds']:.0f} s")
+        if result is not None:
+            best = f"best {result['best_accuracy']:.2f} % in epoch {result['best_epoch']}"
+            time = seconds_text(result["seconds"])
+            typer.echo(f"{chosen.name}: test accuracy {result['test_accuracy']:.2f} %, {best}, {time}")
 
 
 @app.command()
-@_with_recipe_options("method", "seed")
+@with_recipe_options("method", "seed", defaults={"epochs": "200; 12 with digits", "width": "1.0; 0.25 with digits"})
 def compare(
     options: dict[str, Any],
-    methods: Annotated[str, typer.Option(help="Methods with commas between them.")] = "cal,tb",
-    seeds: Annotated[int, typer.Option(min=1, max=len(SEEDS), help="How many of the paper's seeds.")] = 3,
-    out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs"),
+    methods: Annotated[
+        str, typer.Option(help="Methods with commas between them; see train.", rich_help_panel=RECIPE)
+    ] = "cal,tb",
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=len(SEEDS),
+            help=f"How many of the paper's seeds: {', '.join(map(str, SEEDS))}.",
+            rich_help_panel=RECIPE,
+        ),
+    ] = 3,
+    out: Annotated[_Text, typer.Option(help="Where the runs go.", show_default="runs", rich_help_panel=RUN)] = None,
     recipe: _RecipeFile = None,
     cache: _Cache = None,
-    workers: Annotated[Optional[int], typer.Option(help="Processes at a time; a core each without it.")] = None,  # noqa: UP045
+    workers: Annotated[
+        _Number, typer.Option(min=1, help="Processes at a time; without it one a core.", rich_help_panel=RUN)
+    ] = None,
     device: _Device = "auto",
     precision: _Precision = "32-true",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch, a process.", rich_help_panel=RUN)] = 1,
+    log_every: _LogEvery = 10,
+    tensorboard: _TensorBoard = False,
 ) -> None:
     """Train methods with several seeds each, side by side, and say what the differences amount to."""
-    with _answered():
-        from tempbalance.lab.compare import comparison_table, plan, run_all, summarize, verdict
+    with _answered(), _stoppable():
+        from tempbalance.lab.compare import comparison_table, doubts, plan, summarize, verdict, write_comparison
+        from tempbalance.lab.processes import check_all, run_all
 
-        small = {"epochs": 12, "width": 0.25}  # what ends within minutes on two cores with the digits
-        given = {**(small if "dataset" not in options else {}), **(read_recipe(recipe) if recipe else {}), **options}
+        given = {**(read_recipe(recipe) if recipe else {}), **options}
         names = [name.strip() for name in methods.split(",")]
         recipes = plan(given, names, SEEDS[:seeds])
-        arguments = ["--device", device, "--precision", precision, *(["--cache", str(cache)] if cache else [])]
-        run_all(recipes, out, num_workers=workers or os.cpu_count() or 1, arguments=arguments, console=messages)
-        comparisons = summarize(names, recipes, out)
+        folder = _folder(out, Path("runs"))
+        check_all(recipes, folder, precision=precision)
+        one = recipes[0]
+        told = f"{one.dataset}, {one.model}, width {one.width:g}, {one.epochs} epochs, {', '.join(names)}, seeds "
+        told += ", ".join(map(str, SEEDS[:seeds]))
+        for line in (told, *(f"warning: {doubt}" for doubt in doubts(given, recipes))):
+            messages.print(line, markup=False, highlight=False, soft_wrap=True)
+        arguments = ["--device", device, "--precision", precision, "--threads", str(threads)]
+        arguments += ["--log-every", str(log_every), *(["--tensorboard"] if tensorboard else [])]
+        arguments += ["--cache", str(cache)] if cache else []
+        run_all(recipes, folder, num_workers=workers or os.cpu_count() or 1, arguments=arguments, console=messages)
+        comparisons = summarize(names, recipes, folder)
+        write_comparison(comparisons, recipes, folder)
         Console().print(comparison_table(comparisons))
-        for sentence in verdict(comparisons):
+        for sentence in (*verdict(comparisons), f"The runs are in {folder}."):
             typer.echo(sentence)
-        typer.echo(f"The runs are in {out}.")
+
+
+def _folder(given: str | None, default: Path) -> Path:
+    """The folder of ``--out``.
+
+    Raises:
+        ValueError: If it can be none.
+    """
+    if given is not None and not given.strip():
+        raise ValueError(f"out must be a folder, got {given!r}")
+    folder = default if given is None else Path(given)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out must be a folder, {folder} is a file")
+    return folder
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP stop a command as Ctrl-C does; who has them ignored, as nohup has, keeps that."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _Patterns = Optional[list[str]]  # noqa: UP045

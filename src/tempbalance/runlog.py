@@ -77,7 +77,7 @@ class RunFolder:
     def append(self, metrics: Iterable[Line] = (), layers: Iterable[Line] = ()) -> None:
         """Add lines to the logs."""
         for name, lines in (("metrics.jsonl", metrics), ("layers.jsonl", layers)):
-            text = _text(lines)
+            text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
             if text:
                 self.path.mkdir(parents=True, exist_ok=True)
                 with (self.path / name).open("a", encoding="utf-8") as file:
@@ -85,10 +85,10 @@ class RunFolder:
 
     def rewind(self, epoch: int) -> None:
         """Forget what the logs say of epochs after this one, which will be trained again."""
-        for name in ("metrics.jsonl", "layers.jsonl"):
-            kept = [line for line in _read_lines(self.path / name) if line["epoch"] <= epoch]
-            if (self.path / name).exists():
-                write_whole(self.path / name, _text(kept).encode())
+        for path in (self.path / "metrics.jsonl", self.path / "layers.jsonl"):
+            if path.exists():
+                kept = [text for text, line in _read_texts(path) if line["epoch"] <= epoch]
+                write_whole(path, b"".join(text + b"\n" for text in kept))
 
     def save_checkpoint(self, save: Callable[[Path], None]) -> None:
         """Keep a new last checkpoint, and the one before it.
@@ -98,48 +98,61 @@ class RunFolder:
         """
         new = self.path / "new.ckpt"
         self.path.mkdir(parents=True, exist_ok=True)
-        if self._is_whole(new):  # a kill came before its moves
-            self._promote(new)
+        if _sidecar(new).exists():
+            self._finish_moves(new)
         try:
             save(new)
             _sync(new)
-            write_whole(_sidecar(new), f"{_digest(new)}  {new.name}\n".encode())
+            digest = _digest(new)
+            _sign(new, digest)
         except BaseException:
             new.unlink(missing_ok=True)
             raise
-        self._promote(new)
+        self._promote(new, digest)
 
-    def _promote(self, new: Path) -> None:
+    def _finish_moves(self, new: Path) -> None:
+        """Do what a kill has left undone, before the checksum of the new checkpoint is written over."""
+        if digest := self._signed(new):
+            self._promote(new, digest)
+            return
+        paths = [self.path / name for name in ("previous.ckpt", "last.ckpt")]
+        for path, found in [(path, self._signed(path)) for path in paths]:
+            if found:
+                _sign(path, found)
+
+    def _promote(self, new: Path, digest: str) -> None:
         """Make a whole and signed checkpoint the last one.
 
         The last one before becomes the previous one if it is whole, otherwise that stays. All checksums on record count
-        for all checkpoints (`checkpoint`), so at every moment each that is whole has its own somewhere.
+        for all checkpoints (`_signed`), so at every moment each that is whole has its own somewhere.
         """
         last, previous = self.path / "last.ckpt", self.path / "previous.ckpt"
-        signed = {_sidecar(last): _digest(new)}
-        if self._is_whole(last):
-            signed[_sidecar(previous)] = _digest(last)
+        if before := self._signed(last):
             os.replace(last, previous)
-        elif self._is_whole(previous):
-            signed[_sidecar(previous)] = _digest(previous)
+        else:
+            before = self._signed(previous)
         os.replace(new, last)
-        for sidecar, digest in reversed(signed.items()):
-            write_whole(sidecar, f"{digest}  {sidecar.stem}\n".encode())
+        if before:
+            _sign(previous, before)
+        _sign(last, digest)
         _sidecar(new).unlink()
 
     def checkpoint(self) -> Path | None:
         """The newest checkpoint that is whole; ``None`` if there is none."""
-        return next((path for name in _CHECKPOINTS if self._is_whole(path := self.path / name)), None)
+        return next((path for name in _CHECKPOINTS if self._signed(path := self.path / name)), None)
 
     @property
     def damaged(self) -> list[str]:
-        """The last two checkpoints that are there and not whole."""
-        return [name for name in _CHECKPOINTS[1:] if (self.path / name).exists() and not self._is_whole(self.path / name)]
+        """Which of the last two checkpoints are there and not whole."""
+        paths = [self.path / name for name in _CHECKPOINTS[1:]]
+        return [path.name for path in paths if path.exists() and not self._signed(path)]
 
-    def _is_whole(self, path: Path) -> bool:
-        """Whether a checkpoint is there and its checksum on record, beside it or beside another one."""
-        known = {word for each in self.path.glob("*.ckpt.sha256") for word in _words(each)}
-        return path.exists() and _digest(path) in known
+    def _signed(self, path: Path) -> str | None:
+        """The checksum of a checkpoint if it is on record, beside it or beside another one; otherwise ``None``."""
+        sidecars = self.path.glob("*.ckpt.sha256")
+        known = {word for each in sidecars for word in each.read_text(encoding="utf-8", errors="replace").split()}
+        digest = _digest(path) if path.exists() else ""
+        return digest if digest in known else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -185,8 +198,8 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-def _words(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").split()
+def _sign(path: Path, digest: str) -> None:
+    write_whole(_sidecar(path), f"{digest}  {path.name}\n".encode())
 
 
 def _digest(path: Path) -> str:
@@ -201,24 +214,28 @@ def _write_json(path: Path, content: Line) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def _text(lines: Iterable[Line]) -> str:
-    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-
-
 def _read_json(path: Path) -> Line | None:
     return _parse(path.read_bytes(), str(path)) if path.exists() else None
 
 
 def _read_lines(path: Path) -> list[Line]:
-    """The lines of a log; one that was cut off when the process was killed is left out."""
-    if not path.exists():
-        return []
+    return [line for _, line in _read_texts(path)] if path.exists() else []
+
+
+def _read_texts(path: Path) -> list[tuple[bytes, Line]]:
+    """The lines of a log, as written and as read; one that was cut off when the process was killed is left out.
+
+    Raises:
+        RunFolderError: If a line is damaged or has no epoch; it tells which.
+    """
     whole, _, _ = path.read_bytes().rpartition(b"\n")
-    lines = [_parse(line, f"{path}, line {number}") for number, line in enumerate(whole.splitlines(), 1)]
-    for number, line in enumerate(lines, 1):
+    found = []
+    for number, text in enumerate(whole.splitlines(), 1):
+        line = _parse(text, where := f"{path}, line {number}")
         if not isinstance(line.get("epoch"), int):
-            raise RunFolderError(f"{path}, line {number}: must have an epoch, got {str(line)[:80]}")
-    return lines
+            raise RunFolderError(f"{where}: must have an epoch, got {str(line)[:80]}")
+        found.append((text, line))
+    return found
 
 
 def _parse(text: bytes, where: str) -> Line:

@@ -116,11 +116,17 @@ def test_seeds_and_epochs_give_different_orders_crops_and_flips():
     assert len({tuple(images.flatten().tolist()) for images, _ in epochs}) == 25
 
 
-@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [8, 8, 4]), (True, [8, 8])])
-def test_the_last_batch_has_what_remains_or_is_left_out(drop_last, sizes):
-    images, labels = random_images(20, 1, 4, 4), torch.arange(20)
-    assert [len(each) for _, each in batches(images, labels, **OPTIONS, drop_last=drop_last)] == sizes
-    assert [len(each) for _, each in batches(images[:16], labels[:16], **OPTIONS, drop_last=drop_last)] == [8, 8]
+@pytest.mark.parametrize(
+    ("num_images", "least", "sizes"),
+    [(20, 1, [8, 8, 4]), (20, 4, [8, 8, 4]), (20, 5, [8, 12]), (17, 1, [8, 8, 1]), (17, 2, [8, 9]), (3, 4, [3])],
+)
+def test_the_last_batch_has_what_remains_and_is_joined_to_the_one_before_if_that_is_too_little(
+    num_images, least, sizes
+):
+    images, labels = random_images(num_images, 1, 4, 4), torch.arange(num_images)
+    found = list(batches(images, labels, **OPTIONS, least=least))
+    assert [len(each) for _, each in found] == sizes
+    assert sorted(torch.cat([each for _, each in found]).tolist()) == list(range(num_images))
 
 
 @pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("seed", -1), ("epoch", -1)])

@@ -20,6 +20,7 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from tempbalance.lab import data as data_module
+from tempbalance.lab import options
 from tempbalance.lab.data import DATASETS, ImageData, load_data
 
 RNG = np.random.default_rng(0)
@@ -303,6 +304,8 @@ def test_an_npz_is_read_with_its_channels_last_first_or_absent(tmp_path):
         ("train_labels", np.zeros((6, 1), int), r"train_labels must be 6 integers, got int64 of shape \(6, 1\)"),
         ("train_labels", np.array([0, 1, 2, 0, 1, -1]), "train_labels must be at least 0, got -1"),
         ("test_labels", np.array([0, 1, 2, 3]), "test_labels must be classes of train_labels, 0 to 2, got 3"),
+        ("train_labels", np.array([0, 1, 2, 0, 1, 10**9]), "train_labels must be below 10 x the 4 classes .*got 10+"),
+        ("train_labels", np.array([0, 1, 2, 0, 1, 2**63], np.uint64), r"train_labels must be below 2\*\*31, got 92"),
     ],
 )
 def test_an_npz_with_a_wrong_array_is_refused_with_the_rule_and_the_value(tmp_path, name, value, message):
@@ -316,6 +319,20 @@ def test_an_npz_without_an_array_is_refused(tmp_path):
     del arrays["test_images"], arrays["test_labels"]
     with pytest.raises(ValueError, match=r"own.npz: must hold .*; test_images, test_labels missing"):
         load_data(write_npz(tmp_path, **arrays))
+
+
+def test_classes_without_images_are_warned_of(tmp_path):
+    arrays = {**npz_arrays(), "train_labels": np.array([0, 1, 5, 0, 1, 5])}
+    with pytest.warns(UserWarning, match="only 3 of the classes 0 to 5 have images"):
+        assert load_data(write_npz(tmp_path, **arrays)).num_classes == 6
+
+
+def test_an_npz_member_that_is_no_array_is_refused(tmp_path):
+    path = write_npz(tmp_path, **{name: each for name, each in npz_arrays().items() if name != "train_images"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("train_images", b"no array")
+    with pytest.raises(ValueError, match=r"own.npz: train_images must be an array, got bytes"):
+        load_data(path)
 
 
 class Trap:
@@ -368,6 +385,18 @@ def test_a_folder_of_class_folders_is_read_in_the_order_of_names(tmp_path, test)
     assert (data.name, data.num_classes, data.crop, data.flip) == ("pets", 2, True, True)
 
 
+def test_hidden_and_empty_folders_are_no_classes_and_bmp_and_webp_are_images(tmp_path):
+    image = pixels(6, 9, 3)
+    names = ["train/b/1.bmp", "train/c/1.png", "train/.hidden/1.png", "test/b/1.webp"]
+    path = write_images(tmp_path, dict.fromkeys(names, image))
+    (tmp_path / "train" / "a").mkdir()
+    (tmp_path / "test" / "z").mkdir()
+    data = load_data(path)
+    assert data.num_classes == 2
+    assert data.train_labels.tolist() == [0, 1]
+    assert data.test_labels.tolist() == [0]
+
+
 def test_a_folder_is_gray_only_if_all_its_images_are(tmp_path):
     gray, colour = pixels(6, 9), pixels(6, 9, 3)
     data = load_data(write_images(tmp_path, {"train/a/1.png": gray, "test/a/1.png": gray}))
@@ -379,9 +408,13 @@ def test_a_folder_is_gray_only_if_all_its_images_are(tmp_path):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        ({"train/a/1.png": pixels(6, 9)}, "must have the folders train and test .or val., val is missing"),
+        ({"train/a/1.png": pixels(6, 9)}, "must have the folders train and test .or val., test .or val. is missing"),
         ({"test/a/1.png": pixels(6, 9)}, "must have the folders train and test .or val., train is missing"),
-        ({"train/1.png": pixels(6, 9), "test/a/1.png": pixels(6, 9)}, r"test: classes must be among .*\['a'\]"),
+        (
+            {"train/b/1.png": pixels(6, 9), "test/a/1.png": pixels(6, 9)},
+            r"test: classes must be among .*\['a'\]",
+        ),
+        ({"train/a/1.png": pixels(6, 9), "test/1.png": pixels(6, 9)}, "test: must have class folders with images"),
         ({"train/1.png": pixels(6, 9), "test/1.png": pixels(6, 9)}, "train: must have class folders with images"),
         (
             {"train/a/1.png": pixels(6, 9), "train/a/2.png": pixels(9, 6), "test/a/1.png": pixels(6, 9)},
@@ -414,27 +447,45 @@ def test_a_file_that_is_no_image_is_named(tmp_path):
     [("cifar", "'cifar10' or 'cifar100'"), ("CIFAR-10", "'cifar10'"), ("fashon_mnist", "'fashion_mnist'")],
 )
 def test_an_unknown_name_is_answered_with_the_closest_known_ones(name, close):
-    with pytest.raises(ValueError, match=f"dataset must be one of digits, .*got '{name}'; did you mean .*{close}"):
+    with pytest.raises(ValueError, match=f"unknown dataset '{name}': did you mean .*{close}"):
         load_data(name)
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them():
-    with pytest.raises(ValueError, match=r"dataset must be one of digits, .*got 'nowhere/own.npz'$"):
+    with pytest.raises(
+        ValueError, match=r"unknown dataset 'nowhere/own.npz': known are digits, .*or the path of an .npz"
+    ):
         load_data("nowhere/own.npz")
 
 
 def test_the_known_datasets_are_the_papers():
+    assert tuple(DATASETS) == options.DATASETS
     assert set(DATASETS) == {"digits", "fashion_mnist", "mnist", "cifar10", "cifar100", "svhn", "tiny_imagenet"}
 
 
-def test_a_limit_keeps_the_first_images_and_all_classes(tmp_path):
-    arrays = npz_arrays()
-    data = load_data(write_npz(tmp_path, **arrays), limit=2)
-    first = {name: arrays[name][:2].transpose(0, 3, 1, 2) for name in ("train_images", "test_images")}
-    check(data, first["train_images"], [0, 1], first["test_images"], [2, 1])
-    assert data.num_classes == 3
-    assert data.mean == pytest.approx(first["train_images"].mean((0, 2, 3)) / 255)
+def test_a_limit_chooses_the_same_images_from_all_over_the_data(tmp_path):
+    labels = np.repeat(np.arange(4), 50)  # sorted by class
+    images = np.broadcast_to(labels.astype(np.uint8)[:, None, None], (200, 2, 2))
+    path = write_npz(tmp_path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    data = load_data(path, limit=40)
+    assert sorted(data.train_labels.unique().tolist()) == [0, 1, 2, 3]
+    assert torch.bincount(data.train_labels).min() >= 5
+    assert torch.equal(data.train_images[:, 0, 0, 0].long(), data.train_labels)
+    assert torch.equal(data.test_images[:, 0, 0, 0].long(), data.test_labels)
+    assert data.num_classes == 4
+    assert data.mean == pytest.approx((data.train_images.double().mean().item() / 255,))
+    assert load_data(path, limit=40).digest() == data.digest()
     assert len(load_data("digits", limit=400).test_images) == 359
+
+
+def test_a_digest_tells_a_changed_pixel_or_label(tmp_path):
+    arrays = npz_arrays()
+    first = load_data(write_npz(tmp_path, **arrays)).digest()
+    assert load_data(write_npz(tmp_path, **arrays)).digest() == first
+    arrays["test_images"][0, 0, 0, 0] ^= 1
+    second = load_data(write_npz(tmp_path, **arrays)).digest()
+    arrays["train_labels"][:2] = arrays["train_labels"][1::-1]
+    assert len({first, second, load_data(write_npz(tmp_path, **arrays)).digest()}) == 3
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, True])

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from tempbalance import param_groups
 from tempbalance.lab.networks import NETWORKS, Bottleneck, build_network
+from tempbalance.lab.options import MODELS
 
 
 def count(model: nn.Module) -> int:
@@ -279,13 +280,23 @@ def test_in_a_wide_resnet_a_norm_of_a_sum_trains_with_the_convolution_added_last
     [("resnet17", "resnet18"), ("ResNet50", "resnet50"), ("vgg-16", "vgg16"), ("wrn_28_6", "wrn28_6")],
 )
 def test_an_unknown_name_is_answered_with_the_closest_known_one(name, hint):
-    with pytest.raises(ValueError, match=rf"got '{name}': did you mean {hint}\b"):
+    with pytest.raises(ValueError, match=f"unknown model '{name}': did you mean .*'{hint}'"):
         build_network(name, num_classes=10)
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them():
-    with pytest.raises(ValueError, match=r"one of resnet18, .*, mlp, got 'transformer'$"):
+    with pytest.raises(ValueError, match=r"unknown model 'transformer': known are resnet18, .*, mlp$"):
         build_network("transformer", num_classes=10)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_images_need_not_be_square(name):
+    model = build_network(name, num_classes=7, channels=1, side=(2, 9), width=0.0625)
+    assert model(torch.randn(2, 1, 2, 9)).shape == (2, 7)
+
+
+def test_the_names_that_options_know_are_those_of_the_networks():
+    assert tuple(NETWORKS) == MODELS
 
 
 @pytest.mark.parametrize("width", [0, -1.0, float("nan"), float("inf")])

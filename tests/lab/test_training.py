@@ -9,13 +9,17 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tempbalance.lab.methods import METHODS
+from tempbalance.lab.module import TrainingError
 from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.training import InterruptedRunError, TrainingError, train
-from tempbalance.runlog import RunFolder
+from tempbalance.lab.record import StraightIO
+from tempbalance.lab.resume import OtherRunError
+from tempbalance.lab.training import InterruptedRunError, train
+from tempbalance.runlog import RunFolder, RunFolderError
 
 SMALL = Recipe(dataset="digits", model="mlp", width=0.25, method="tb+snr", epochs=5, limit=300)
 
@@ -143,7 +147,7 @@ def test_a_finished_run_is_left_alone(whole):
 
 def test_another_recipe_is_refused_with_the_difference(whole):
     other = Recipe.from_dict({**SMALL.to_dict(), "lr": 0.2})
-    with pytest.raises(TrainingError, match=r"another recipe: lr: 0\.1 in the folder, 0\.2 asked for"):
+    with pytest.raises(OtherRunError, match=r"another recipe: lr: 0\.1 in the folder, 0\.2 asked for; choose another"):
         train(other, whole)
 
 
@@ -155,6 +159,132 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_epoch_the_layer_and_its
     ):
         train(broken, tmp_path, accelerator="cpu")
     assert RunFolder(tmp_path).result is None
+
+
+def test_a_loss_that_breaks_in_the_very_last_step_is_noticed_too(tmp_path):
+    options = {"method": "cal", "lr": 1e20, "limit": 100, "epochs": 1}  # one step
+    broken = Recipe.from_dict({**SMALL.to_dict(), **options})
+    with pytest.raises(TrainingError, match=r"the test loss is (nan|inf) in epoch 1; .*rates? .*1e\+20"):
+        train(broken, tmp_path, accelerator="cpu")
+    assert RunFolder(tmp_path).metrics == []
+
+
+def test_a_run_that_finished_no_epoch_leaves_its_folder_free(whole, tmp_path):
+    broken = Recipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
+    with pytest.raises(TrainingError):
+        train(broken, tmp_path, accelerator="cpu")
+    assert RunFolder(tmp_path).recipe["recipe"]["lr"] == 1e20
+    run(SMALL, tmp_path)
+    assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer", "message"),
+    [
+        ({"dataset": "cifar11"}, {}, "unknown dataset 'cifar11'"),
+        ({"model": "resnet18", "batch_size": 1}, {}, "resnet18 has BatchNorm, which needs two; got 1 and 300"),
+        ({}, {"accelerator": "none"}, "accelerator"),
+        ({}, {"accelerator": "cpu", "precision": "3"}, "[Pp]recision"),
+        ({"batch_size": 3}, {"accelerator": "cpu", "devices": 4}, "batch_size must be at least 4"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(tmp_path, options, trainer, message):
+    with pytest.raises(ValueError, match=message):
+        train(Recipe.from_dict({**SMALL.to_dict(), **options}), tmp_path / "run", **trainer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_last_batch_of_one_image_does_not_stop_a_network_with_batchnorm(tmp_path):
+    recipe = Recipe(model="resnet18", width=0.0625, epochs=1, batch_size=32, limit=33)
+    assert train(recipe, tmp_path, accelerator="cpu")["test_accuracy"] >= 0
+
+
+def write_npz(path: Path, **changes: np.ndarray) -> str:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (40, 5, 7), dtype=np.uint8), np.arange(40) % 4
+    arrays = {"train_images": images, "train_labels": labels, "test_images": images[:8], "test_labels": labels[:8]}
+    np.savez(path, **{**arrays, **changes})
+    return str(path)
+
+
+def test_a_run_does_not_go_on_with_other_data_or_another_precision(tmp_path):
+    path = tmp_path / "own.npz"
+    recipe = Recipe(dataset=write_npz(path), model="mlp", width=0.25, epochs=1)
+    folder = tmp_path / "run"
+    result = train(recipe, folder, accelerator="cpu")
+    assert train(recipe, folder, accelerator="cpu", precision="32") == result
+    with pytest.raises(OtherRunError, match=r"precision: '32-true' in the folder, 'bf16-mixed' asked for"):
+        train(recipe, folder, accelerator="cpu", precision="bf16")
+    write_npz(path, train_labels=np.zeros(40, int), test_labels=np.zeros(8, int))
+    with pytest.raises(OtherRunError, match=r"data: the images or labels of .*own.npz have changed"):
+        train(recipe, folder, accelerator="cpu")
+    content = RunFolder(folder).recipe
+    assert (content["precision"], content["devices"]) == ("32-true", 1)
+    RunFolder(folder).write_recipe({"recipe": content["recipe"]})  # as an older version has left it
+    assert train(recipe, folder, accelerator="cpu") == result
+    path.unlink()
+    assert train(recipe, folder, accelerator="cpu") == result
+
+
+def test_one_process_trains_in_a_folder(tmp_path):
+    with RunFolder(tmp_path).locked(), pytest.raises(RunFolderError, match="another process trains in"):
+        train(SMALL, tmp_path, accelerator="cpu")
+    assert RunFolder(tmp_path).recipe is None
+
+
+def test_a_person_is_told_where_a_run_goes_on_and_what_is_damaged(tmp_path):
+    told = []
+    for damaged in ([], ["last.ckpt"], ["last.ckpt", "previous.ckpt"]):
+        train(SMALL, tmp_path, accelerator="cpu", tell=told.append)
+        (tmp_path / "result.json").unlink()
+        for name in damaged:
+            (tmp_path / name).write_bytes(b"")
+    train(SMALL, tmp_path, accelerator="cpu", tell=told.append)
+    train(SMALL, tmp_path, accelerator="cpu", tell=told.append)
+    assert told == [
+        f"going on after epoch 5 in {tmp_path}",
+        f"last.ckpt is damaged: going on after epoch 4 in {tmp_path}",
+        f"last.ckpt and previous.ckpt in {tmp_path} damaged: starting again",
+        f"{tmp_path} is complete already",
+    ]
+
+
+@pytest.mark.parametrize(("keep", "lacking"), [(0, "1, 2, 3, 4, 5"), (3, "4, 5")])
+def test_a_log_that_does_not_reach_the_checkpoint_is_named(tmp_path, keep, lacking):
+    run(SMALL, tmp_path)
+    (tmp_path / "result.json").unlink()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:keep]))
+    with pytest.raises(RunFolderError, match=rf"metrics\.jsonl: must have a line for each of the 5 .*lacks {lacking}:"):
+        train(SMALL, tmp_path, accelerator="cpu")
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    (tmp_path / "layers.jsonl").unlink()
+    with pytest.warns(UserWarning, match=r"layers\.jsonl lacks the epochs 0, 1, 2, 3, 4, \.\.\."):
+        train(SMALL, tmp_path, accelerator="cpu")
+
+
+@pytest.mark.parametrize(("name", "message"), [("result.json", "must have test_accuracy"), ("recipe.json", "must say")])
+def test_an_empty_file_of_a_run_is_named(tmp_path, name, message):
+    run(SMALL, tmp_path)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(RunFolderError, match=f"{name}: {message}"):
+        train(SMALL, tmp_path, accelerator="cpu")
+
+
+def test_a_layers_rate_is_that_of_its_weight(tmp_path):
+    """LARS trains vectors at another."""
+    recipe = Recipe(model="mlp", width=0.25, method="lars", epochs=1, limit=100)
+    train(recipe, tmp_path, accelerator="cpu")
+    assert {line["rate"] for line in RunFolder(tmp_path).layers if line["epoch"] == 0} == {28.0}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_checkpoint_says_what_the_disk_says(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))  # nothing goes through it
+    StraightIO().save_checkpoint({"weight": torch.zeros(3)}, tmp_path / "good")
+    assert torch.equal(torch.load(tmp_path / "good", weights_only=True)["weight"], torch.zeros(3))
+    with pytest.raises(OSError, match="No space left on device"):
+        StraightIO().save_checkpoint({"weight": torch.zeros(100_000)}, "/dev/full")
 
 
 def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(whole, tmp_path, monkeypatch):
@@ -170,7 +300,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(whole, tmp
         real(self, fill if len(calls) == 3 else save)
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", save_checkpoint)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(TrainingError, match=r"epoch 3 cannot be written to .*No space left on device.*same command"):
         train(SMALL, tmp_path, accelerator="cpu")
     monkeypatch.undo()
     assert torch.load(RunFolder(tmp_path).checkpoint(), weights_only=True)["epoch"] == 1

@@ -90,10 +90,12 @@ def test_cells_are_means_over_the_seeds(tmp_path):
 
 def test_numbers_that_are_not_finite_are_left_out(tmp_path):
     run = write_run(tmp_path / "a", epochs=1, layers=("a",))
-    run.append(
-        [{"epoch": 2, "test_loss": float("nan"), "test_accuracy": float("inf")}],
-        [{"epoch": 2, "layer": "a", "alpha": None, "rate": float("nan")}],
-    )
+    for name, line in (
+        ("metrics.jsonl", '{"epoch": 2, "test_loss": 1e999, "test_accuracy": null}'),
+        ("layers.jsonl", '{"epoch": 2, "layer": "a", "alpha": null, "rate": -1e999}'),
+    ):
+        with (run.path / name).open("a") as file:
+            file.write(line + "\n")
     groups = read_groups([run])
     assert {each["epoch"] for each in curves(groups, "loss")} == {1}
     assert {each["epoch"] for each in cells(groups, ["a"])} == {0, 1}

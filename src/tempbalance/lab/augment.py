@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ def batches(
     flip: bool,
     mean: Sequence[float],
     std: Sequence[float],
-    drop_last: bool = False,
+    least: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The training batches of one epoch.
 
@@ -80,32 +81,49 @@ def batches(
     Args:
         images: Shape ``(N, C, H, W)``, uint8.
         labels: Shape ``(N,)``, on the same device.
-        batch_size: How many images a batch has; the last one has what remains.
+        batch_size: How many images a batch has; see `batch_bounds`.
         seed: The run's seed, 0 or more.
         epoch: The epoch's number, 0 or more.
         crop: See `augment`.
         flip: See `augment`.
         mean: See `normalize`.
         std: See `normalize`.
-        drop_last: Leave out a last batch that is smaller than the others.
+        least: See `batch_bounds`.
 
     Raises:
         ValueError: If an option is out of its range or there is not one label an image.
     """
     if len(images) != len(labels):
         raise ValueError(f"there must be one label an image, got {len(labels)} labels for {len(images)} images")
-    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("epoch", epoch, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    for name, value, lowest in (("batch_size", batch_size, 1), ("seed", seed, 0), ("epoch", epoch, 0)):
+        if value < lowest:
+            raise ValueError(f"{name} must be at least {lowest}, got {value!r}")
     state = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(state[0]))
     order = torch.randperm(len(images), generator=generator).to(images.device)
 
     def generate() -> Iterator[tuple[Tensor, Tensor]]:
-        end = len(order) - len(order) % batch_size if drop_last else len(order)
-        for start in range(0, end, batch_size):
-            chosen = order[start : start + batch_size]
+        for start, end in batch_bounds(len(order), batch_size, least=least):
+            chosen = order[start:end]
             batch = augment(images[chosen], crop=crop, flip=flip, generator=generator)
             yield normalize(batch, mean, std), labels[chosen]
 
     return generate()
+
+
+def batch_bounds(num_images: int, batch_size: int, *, least: int = 1) -> list[tuple[int, int]]:
+    """Where each batch starts and ends.
+
+    Args:
+        num_images: Of an epoch.
+        batch_size: Of all batches but the last, which has what remains.
+        least: A last batch that is smaller becomes a part of the one before.
+
+    Example:
+        >>> batch_bounds(9, 4, least=2)
+        [(0, 4), (4, 9)]
+    """
+    starts = list(range(0, num_images, batch_size))
+    if len(starts) > 1 and num_images - starts[-1] < least:
+        del starts[-1]
+    return list(pairwise([*starts, num_images]))

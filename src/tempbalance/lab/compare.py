@@ -1,29 +1,22 @@
-"""Methods against each other: each with each seed, a process a core, and what the differences amount to."""
+"""Methods against each other: each with each seed, and what the differences amount to."""
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tempbalance.lab.methods import find_method
 from tempbalance.lab.recipe import Recipe
 from tempbalance.runlog import RunFolder, write_whole
 
-
-class CompareError(Exception):
-    """A comparison of which a run failed, and what it said."""
+SMALL = {"epochs": 12, "width": 0.25}  # what ends within minutes on two cores with the digits
 
 
 @dataclass(frozen=True)
@@ -33,96 +26,49 @@ class Comparison:
     Attributes:
         method: Its name.
         accuracies: Test accuracy in percent after the last epoch, one a seed.
-        mean, std: Of the accuracies; the standard deviation is that of the sample, 0 for one seed.
+        mean, std: Of the accuracies; the standard deviation is that of the sample, ``None`` for one seed.
         difference, interval: Mean of the paired differences to the first method and half the width of its 95 %
             interval; the interval is ``None`` with fewer than two seeds.
-        alpha_spread: Standard deviation of alpha over the layers at the end, mean over the seeds.
+        alpha_spread: Standard deviation of alpha over the layers at the end, mean over the seeds; ``None`` where no
+            layer was scored.
     """
 
     method: str
     accuracies: tuple[float, ...]
     mean: float
-    std: float
+    std: float | None
     difference: float
     interval: float | None
-    alpha_spread: float
+    alpha_spread: float | None
 
 
-def run_all(
-    recipes: Sequence[Recipe], folder: Path, *, num_workers: int, arguments: Sequence[str], console: Console
-) -> None:
-    """Train each recipe in a process of its own, in ``folder / recipe.name``, so many at a time.
+def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
+    """The recipes of a comparison: one a method and seed.
 
-    Args:
-        recipes: What to train; runs that are complete already are left as they are.
-        folder: Where the runs go.
-        num_workers: Processes at a time, each with one thread.
-        arguments: More arguments for ``tempbalance train``.
-        console: Where progress is shown.
+    A rate that the options do not give is each method's own. With the digits, epochs and width that they do not give
+    are those of `SMALL`.
 
     Raises:
-        CompareError: If a run fails; the others are stopped and can be gone on with.
+        ValueError: If a method is named twice, or an option is not as it should be.
     """
-    waiting = [recipe for recipe in recipes if RunFolder(folder / recipe.name).result is None]
-    total = sum(recipe.epochs for recipe in recipes)
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    with _shown(console, total) as show, _stopped_at_the_end(running):
-        while waiting or running:
-            while waiting and len(running) < num_workers:
-                recipe = waiting.pop(0)
-                running[recipe.name] = _start(recipe, folder, arguments)
-            time.sleep(0.2)
-            for name, process in list(running.items()):
-                if process.poll() is not None:
-                    del running[name]
-                    _check(process.returncode, folder / name)
-            show(sum(len(RunFolder(folder / recipe.name).metrics) for recipe in recipes), list(running))
+    if twice := [name for name in methods if methods.count(name) > 1]:
+        raise ValueError(f"methods must be named once, got {twice[0]!r} twice")
+    small = SMALL if options.get("dataset", "digits") == "digits" else {}
+    given = {**small, **options}
+    return [Recipe.from_dict({**given, "method": method, "seed": seed}) for seed in seeds for method in methods]
 
 
-def _start(recipe: Recipe, folder: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    run = folder / recipe.name
-    asked = run / "asked.json"
-    write_whole(asked, json.dumps(recipe.to_dict(), indent=2).encode())
-    command = [sys.executable, "-m", "tempbalance.cli", "train", "--recipe", str(asked), "--out", str(run)]
-    with (run / "output.txt").open("wb") as output:
-        return subprocess.Popen([*command, "--threads", "1", *arguments], stdout=output, stderr=subprocess.STDOUT)
-
-
-def _check(code: int, run: Path) -> None:
-    if code != 0:
-        last = (run / "output.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        raise CompareError(f"the run in {run} ended with exit code {code}: {' '.join(last) or 'no message'}")
-
-
-@contextmanager
-def _stopped_at_the_end(running: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Leave no process behind."""
-    try:
-        yield
-    finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait()
-
-
-@contextmanager
-def _shown(console: Console, total: int) -> Iterator[Callable[[int, list[str]], None]]:
-    """One bar for all runs, in epochs."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("epochs"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("training", total=total)
-
-        def show(done: int, names: list[str]) -> None:
-            progress.update(task, completed=done, description=", ".join(names) or "training")
-
-        yield show
+def doubts(options: Mapping[str, Any], recipes: Sequence[Recipe]) -> list[str]:
+    """What somebody may not have meant: one rate for methods of different ones, a range that nobody uses."""
+    found = []
+    methods = dict.fromkeys(recipe.method for recipe in recipes)
+    rates = {method: Recipe(model=recipes[0].model, method=method).lr for method in methods}
+    if options.get("lr") is not None and len(set(rates.values())) > 1:
+        own = ", ".join(f"{method} {rate:g}" for method, rate in rates.items())
+        found.append(f"lr {recipes[0].lr:g} goes for all methods; their own would be {own}")
+    if "scale_range" in options and not any(find_method(method).balanced for method in methods):
+        found.append(f"scale_range has no effect: {', '.join(methods)} does not balance")
+    return found
 
 
 def summarize(methods: Sequence[str], recipes: Sequence[Recipe], folder: Path) -> list[Comparison]:
@@ -134,15 +80,16 @@ def summarize(methods: Sequence[str], recipes: Sequence[Recipe], folder: Path) -
         accuracies = tuple(float(run.result["test_accuracy"]) for run in runs if run.result is not None)
         reference = reference or accuracies
         differences = [ours - theirs for ours, theirs in zip(accuracies, reference, strict=True)]
+        spreads = [spread for run in runs if (spread := _alpha_spread(run)) is not None]
         found.append(
             Comparison(
                 method,
                 accuracies,
                 fmean(accuracies),
-                stdev(accuracies) if len(accuracies) > 1 else 0.0,
+                stdev(accuracies) if len(accuracies) > 1 else None,
                 fmean(differences),
                 _half_interval(differences),
-                fmean(_alpha_spread(run) for run in runs),
+                fmean(spreads) if spreads else None,
             )
         )
     return found
@@ -158,50 +105,58 @@ def _half_interval(differences: list[float]) -> float | None:
     return factor * stdev(differences) / math.sqrt(len(differences))
 
 
-def _alpha_spread(run: RunFolder) -> float:
+def _alpha_spread(run: RunFolder) -> float | None:
     lines = run.layers
     last = [line["alpha"] for line in lines if line["epoch"] == lines[-1]["epoch"] and line["alpha"] is not None]
-    return pstdev(last) if last else 0.0
+    return pstdev(last) if last else None
+
+
+def write_comparison(comparisons: Sequence[Comparison], recipes: Sequence[Recipe], folder: Path) -> None:
+    """Leave the comparison beside its runs, as ``comparison.json``."""
+    recipe = recipes[0].to_dict()
+    content = {
+        **{name: recipe[name] for name in ("dataset", "model", "width", "epochs")},
+        "seeds": list(dict.fromkeys(each.seed for each in recipes)),
+        "methods": [asdict(each) for each in comparisons],
+    }
+    write_whole(folder / "comparison.json", (json.dumps(content, indent=2) + "\n").encode())
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """The comparison for a terminal."""
     first = comparisons[0].method
-    table = Table("method", "seeds", "test accuracy, %", f"against {first}, points (95 %)", "spread of alpha")
+    several, paired = len(comparisons[0].accuracies) > 1, len(comparisons) > 1
+    caption = ["Spread of alpha: its standard deviation over the layers at the end."]
+    if several:
+        caption.insert(0, "Accuracy: mean ± standard deviation over the seeds.")
+    if several and paired:
+        caption.insert(1, f"Against {first}: mean ± half the 95 % interval of the differences seed by seed.")
+    table = Table("method", "seeds", "test accuracy, %", caption="\n".join(caption), caption_justify="left")
+    if paired:
+        table.add_column(f"against {first}, points")
+    table.add_column("spread of alpha")
     for each in comparisons:
-        spread = f"{each.mean:.2f} ± {each.std:.2f}"
-        table.add_row(
-            each.method, str(len(each.accuracies)), spread, _difference(each, first), f"{each.alpha_spread:.3f}"
-        )
+        difference = "" if each.method == first else _with_spread(f"{each.difference:+.2f}", each.interval)
+        spread = "" if each.alpha_spread is None else f"{each.alpha_spread:.3f}"
+        cells = [each.method, str(len(each.accuracies)), _with_spread(f"{each.mean:.2f}", each.std)]
+        table.add_row(*cells, *([difference] if paired else []), spread)
     return table
 
 
-def _difference(comparison: Comparison, first: str) -> str:
-    if comparison.method == first:
-        return ""
-    half = "" if comparison.interval is None else f" ± {comparison.interval:.2f}"
-    return f"{comparison.difference:+.2f}{half}"
+def _with_spread(mean: str, spread: float | None) -> str:
+    return mean if spread is None else f"{mean} ± {spread:.2f}"
 
 
 def verdict(comparisons: Sequence[Comparison]) -> list[str]:
     """What was measured, in words, also where the first method wins."""
-    first, sentences = comparisons[0].method, []
+    sentences = []
     for each in comparisons[1:]:
-        better = "better" if each.difference > 0 else "worse"
-        sentence = f"{each.method} is {abs(each.difference):.2f} points {better} than {first}"
-        if each.difference == 0:
-            sentence = f"{each.method} is as good as {first}"
+        sentence = f"{each.method} - {comparisons[0].method} = {each.difference:+.2f} points"
         if each.interval is None:
             sentences.append(f"{sentence} with one seed, which tells nothing about the spread.")
-        elif abs(each.difference) <= each.interval:
-            sentences.append(
-                f"{sentence}; the interval holds zero: with {len(each.accuracies)} seeds that is no difference."
-            )
-        else:
-            sentences.append(f"{sentence}; the 95 % interval does not hold zero.")
+            continue
+        low, high = each.difference - each.interval, each.difference + each.interval
+        shown = low > 0 or high < 0
+        told = "a difference" if shown else f"{len(each.accuracies)} seeds do not show a difference"
+        sentences.append(f"{sentence}, 95 % interval {low:+.2f} to {high:+.2f}: {told}.")
     return sentences
-
-
-def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
-    """The recipes of a comparison: one a method and seed. A rate that the options do not give is each method's own."""
-    return [Recipe.from_dict({**options, "method": method, "seed": seed}) for seed in seeds for method in methods]

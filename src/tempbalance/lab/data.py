@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
-import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tempbalance.lab.download import RemoteFile, fetch, read_archive
+from tempbalance.lab.options import check_dataset
+from tempbalance.lab.own_data import ARRAYS, Split, decode, load_folder, load_npz
 
-Split = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (N, C, H, W) and labels (N,)
-
-ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-SUFFIXES = (".png", ".jpg", ".jpeg")
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 
 # Checksums: issue 3 for CIFAR, SVHN and Tiny ImageNet; torchvision's for MNIST and Fashion-MNIST.
@@ -120,6 +117,15 @@ class ImageData:
         """The same data with its tensors on a device."""
         return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})
 
+    def digest(self) -> str:
+        """A checksum of all images and labels."""
+        found = hashlib.sha256()
+        for name in ARRAYS:
+            array = getattr(self, name).cpu().numpy()
+            found.update(f"{name} {array.shape} ".encode())
+            found.update(array)
+        return found.hexdigest()
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -147,9 +153,9 @@ def load_data(name_or_path: str, *, cache: Path | None = None, limit: int | None
         name_or_path: A name in `DATASETS`; or the path of an ``.npz`` with train_images, train_labels, test_images and
             test_labels (images uint8 of shape ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)`` with 1 or 3 channels,
             labels integers); or of a folder with ``train/<class>/*.png`` and ``test/<class>/*.png`` (or ``val/``, or
-            JPEG files), all of one size; gray if all are, otherwise in colour, without transparency.
+            JPEG, BMP or WebP files), all of one size; gray if all are, otherwise in colour, without transparency.
         cache: Where downloads are kept; see `cache_folder`.
-        limit: Keep only the first so many training and the first so many test images.
+        limit: Keep only so many training and so many test images, always the same, chosen from all over the data.
 
     Raises:
         ValueError: If there is no such dataset, or a file holds something else than described.
@@ -157,34 +163,33 @@ def load_data(name_or_path: str, *, cache: Path | None = None, limit: int | None
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ValueError(f"limit must be a whole number of at least 1, got {limit!r}")
-    path = Path(name_or_path).expanduser()
+    check_dataset(name_or_path)
     if name_or_path in DATASETS:
         known = DATASETS[name_or_path]
         train, test = known.load(cache)
         return _build(name_or_path, train, test, known.num_classes, limit=limit, crop=known.crop, flip=known.flip)
-    if path.is_dir():
-        train, test, num_classes = _load_folder(path)
-    elif path.is_file():
-        train, test, num_classes = _load_npz(path)
-    else:
-        close = get_close_matches(name_or_path.lower().replace("-", "_"), DATASETS)
-        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise ValueError(
-            f"dataset must be one of {', '.join(DATASETS)}, or the path of an .npz file or of a folder with train and "
-            f"test folders, got {name_or_path!r}{hint}"
-        )
+    path = Path(name_or_path).expanduser()
+    train, test, num_classes = load_folder(path) if path.is_dir() else load_npz(path)
     return _build(path.resolve().stem, train, test, num_classes, limit=limit, crop=True, flip=True)
 
 
 def _build(
     name: str, train: Split, test: Split, num_classes: int, *, limit: int | None, crop: bool, flip: bool
 ) -> ImageData:
-    arrays = [np.require(each[:limit], requirements=["C", "W"]) for each in (*train, *test)]
+    chosen = [_choose(each, limit) for split in (train, test) for each in split]
+    arrays = [np.require(each, requirements=["C", "W"]) for each in chosen]
     train_images, train_labels, test_images, test_labels = map(torch.from_numpy, arrays)
     mean, std = _statistics(train_images)
     return ImageData(
         name, train_images, train_labels, test_images, test_labels, num_classes, mean, std, crop=crop, flip=flip
     )
+
+
+def _choose(array: NDArray[Any], limit: int | None) -> NDArray[Any]:
+    """So many entries of an array, always the same and from all over it: data may be sorted by class."""
+    if limit is None or limit >= len(array):
+        return array
+    return array[np.random.RandomState(0).permutation(len(array))[:limit]]
 
 
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -294,145 +299,10 @@ def _load_tiny_imagenet(cache: Path | None) -> tuple[Split, Split]:
     indices = {label: index for index, label in enumerate(sorted({label for _, label in train}))}
 
     def split(files: list[tuple[str, str]]) -> Split:
-        images, _ = _decode([(name, io.BytesIO(contents[name])) for name, _ in files])
+        images, _ = decode([(name, io.BytesIO(contents[name])) for name, _ in files])
         return images, np.array([indices[label] for _, label in files], dtype=np.int64)
 
     return split(train), split(test)
-
-
-def _decode(files: Sequence[tuple[str, Path | io.BytesIO]]) -> tuple[NDArray[np.uint8], bool]:
-    """Named image files as colour images of shape ``(N, 3, H, W)``, and whether all of them are gray.
-
-    Raises:
-        ValueError: If a file is no image, has more than 8 bits a channel, or another size than the first; it names it.
-    """
-    from PIL import Image
-
-    images: NDArray[np.uint8] | None = None
-    is_gray = True
-    for index, (name, file) in enumerate(files):
-        try:
-            with Image.open(file) as image:
-                mode = image.mode
-                pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-        except OSError as err:
-            raise ValueError(f"{name}: not a readable image: {err}") from err
-        if mode.startswith(("I", "F")):
-            raise ValueError(f"{name}: images must have 8 bits a channel, got mode {mode!r}")
-        if images is None:
-            images = np.empty((len(files), *pixels.shape), np.uint8)
-        if pixels.shape != images.shape[1:]:
-            sizes = [" x ".join(map(str, shape[-2:])) for shape in (images.shape, pixels.shape)]
-            raise ValueError(f"{name}: images must all have the size of the first, {sizes[0]}, got {sizes[1]}")
-        images[index] = pixels
-        is_gray = is_gray and mode in ("1", "L", "LA")
-    assert images is not None
-    return images, is_gray
-
-
-def _load_folder(folder: Path) -> tuple[Split, Split, int]:
-    """Class folders in ``train`` and in ``test`` or ``val``; classes in the order of their names.
-
-    Raises:
-        ValueError: If a folder or its images are missing, or a test class is no training class.
-    """
-    splits = [folder / "train", folder / "test" if (folder / "test").is_dir() else folder / "val"]
-    for each in splits:
-        if not each.is_dir():
-            raise ValueError(f"{folder}: must have the folders train and test (or val), {each.name} is missing")
-    classes, test_classes = (sorted(each.name for each in split.iterdir() if each.is_dir()) for split in splits)
-    if unknown := sorted({*test_classes} - {*classes}):
-        raise ValueError(f"{splits[1]}: classes must be among those of {splits[0]}, got {unknown}")
-    (train_images, train_labels, is_gray), (test_images, test_labels, is_test_gray) = (
-        _read_class_folders(split, classes) for split in splits
-    )
-    if train_images.shape[1:] != test_images.shape[1:]:
-        raise ValueError(
-            f"{folder}: training and test images must have one size, got {train_images.shape[2:]} and "
-            f"{test_images.shape[2:]}"
-        )
-    num_channels = 1 if is_gray and is_test_gray else 3
-    return (train_images[:, :num_channels], train_labels), (test_images[:, :num_channels], test_labels), len(classes)
-
-
-def _read_class_folders(folder: Path, classes: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64], bool]:
-    found = [
-        (path, index)
-        for index, name in enumerate(classes)
-        for path in sorted((folder / name).glob("*"))
-        if path.suffix.lower() in SUFFIXES
-    ]
-    if not found:
-        raise ValueError(f"{folder}: must have class folders with images ({', '.join(SUFFIXES)}), found none")
-    images, is_gray = _decode([(str(path), path) for path, _ in found])
-    return images, np.array([index for _, index in found], dtype=np.int64), is_gray
-
-
-def _load_npz(path: Path) -> tuple[Split, Split, int]:
-    """The four arrays of a file, checked.
-
-    Raises:
-        ValueError: If the file is no ``.npz``, lacks an array, or one is not as `load_data` describes.
-    """
-    arrays = _read_npz(path)
-    train, test = (
-        _check_split(path, split, arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in ("train", "test")
-    )
-    if train[0].shape[1:] != test[0].shape[1:]:
-        raise ValueError(
-            f"{path}: train_images and test_images must have the same channels, height and width, got "
-            f"{train[0].shape[1:]} and {test[0].shape[1:]}"
-        )
-    num_classes = int(train[1].max()) + 1
-    if test[1].max() >= num_classes:
-        raise ValueError(
-            f"{path}: test_labels must be classes of train_labels, 0 to {num_classes - 1}, got {test[1].max()}"
-        )
-    return train, test, num_classes
-
-
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: must be an .npz file")
-    with np.load(path, allow_pickle=False) as file:
-        if missing := [name for name in ARRAYS if name not in file]:
-            raise ValueError(f"{path}: must hold the arrays {', '.join(ARRAYS)}; {', '.join(missing)} missing")
-        arrays = {}
-        for name in ARRAYS:
-            try:
-                arrays[name] = file[name]
-            except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as err:
-                raise ValueError(f"{path}: {name} cannot be read: {err}") from err
-    return arrays
-
-
-def _check_split(path: Path, split: str, images: NDArray[Any], labels: NDArray[Any]) -> Split:
-    """Images with their channels in front, and labels.
-
-    Raises:
-        ValueError: If the type, the shape or a value is not allowed.
-    """
-    where = f"{path}: {split}_images"
-    if images.dtype != np.uint8:
-        raise ValueError(f"{where} must be uint8, got {images.dtype}")
-    if images.ndim not in (3, 4) or 0 in images.shape:
-        raise ValueError(f"{where} must have the shape (N, H, W), (N, H, W, C) or (N, C, H, W), got {images.shape}")
-    if images.ndim == 3:
-        images = images[:, None]
-    else:
-        is_first, is_last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
-        if is_first == is_last:
-            raise ValueError(
-                f"{where} must have 1 or 3 channels, either as (N, H, W, C) or as (N, C, H, W), got {images.shape}"
-            )
-        images = images.transpose(0, 3, 1, 2) if is_last else images
-    where = f"{path}: {split}_labels"
-    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-        raise ValueError(f"{where} must be {len(images)} integers, got {labels.dtype} of shape {labels.shape}")
-    labels = labels.astype(np.int64)
-    if labels.min() < 0:
-        raise ValueError(f"{where} must be at least 0, got {labels.min()}")
-    return images, labels
 
 
 DATASETS: dict[str, Dataset] = {

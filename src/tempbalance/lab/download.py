@@ -100,7 +100,7 @@ def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True)
                 if not again:
                     break
     kept = f"; the {_size(part)} bytes in {part} are kept, and the next call goes on from there" if _size(part) else ""
-    raise DownloadError("\n  ".join([f"{file.name} could not be downloaded to {path.parent}{kept}:", *failures]))
+    raise DownloadError(f"{file.name} could not be downloaded to {path.parent}{kept}: {'; '.join(failures)}")
 
 
 def _size(path: Path) -> int:

@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from tempbalance.lab.methods import unknown
 
-def build_network(name: str, *, num_classes: int, channels: int = 3, side: int = 32, width: float = 1.0) -> nn.Module:
+Size = tuple[int, int]  # height and width of an image in pixels
+
+
+def build_network(
+    name: str, *, num_classes: int, channels: int = 3, side: int | Size = 32, width: float = 1.0
+) -> nn.Module:
     """Build a network with fresh weights.
 
     Args:
         name: A key of `NETWORKS`.
         num_classes: How many outputs, >= 1.
         channels: Of the images, >= 1.
-        side: Of the images in pixels, >= 1.
+        side: Of the images in pixels, >= 1; height and width where they differ.
         width: Factor on the number of channels of every layer, > 0; the paper's 256, 512 and 768 are 0.5, 1 and 1.5.
 
     Raises:
@@ -36,15 +41,14 @@ def build_network(name: str, *, num_classes: int, channels: int = 3, side: int =
         Linear(in_features=256, out_features=10, bias=True)
     """
     if name not in NETWORKS:
-        close = get_close_matches(name.lower(), NETWORKS)
-        hint = f": did you mean {' or '.join(close)}?" if close else ""
-        raise ValueError(f"network must be one of {', '.join(NETWORKS)}, got {name!r}{hint}")
-    for key, value in {"num_classes": num_classes, "channels": channels, "side": side}.items():
+        raise ValueError(unknown("model", name, NETWORKS))
+    size = (side, side) if isinstance(side, int) else side
+    for key, value in {"num_classes": num_classes, "channels": channels, "side": min(size)}.items():
         if value < 1:
             raise ValueError(f"{key} must be >= 1, got {value!r}")
     if not (math.isfinite(width) and width > 0):
         raise ValueError(f"width must be finite and > 0, got {width!r}")
-    return NETWORKS[name](num_classes=num_classes, channels=channels, side=side, width=width)
+    return NETWORKS[name](num_classes=num_classes, channels=channels, size=size, width=width)
 
 
 class BasicBlock(nn.Module):
@@ -101,7 +105,7 @@ class ResNet(nn.Sequential):
         *,
         num_classes: int,
         channels: int,
-        side: int,
+        size: Size,
         width: float,
     ) -> None:
         super().__init__()
@@ -124,10 +128,10 @@ class VGG(nn.Sequential):
     A pool is left out where the side is already 1; an Identity in its place keeps the layers' names.
     """
 
-    def __init__(self, depths: Sequence[int], *, num_classes: int, channels: int, side: int, width: float) -> None:
+    def __init__(self, depths: Sequence[int], *, num_classes: int, channels: int, size: Size, width: float) -> None:
         super().__init__()
         modules: list[nn.Module] = []
-        num_inputs = channels
+        num_inputs, side = channels, min(size)
         for num_channels, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
             num_outputs = _scaled(num_channels, width)
             for _ in range(depth):
@@ -169,7 +173,7 @@ class WideResNet(nn.Sequential):
     rate of the convolution added last, the second of the block before.
     """
 
-    def __init__(self, depth: int, factor: int, *, num_classes: int, channels: int, side: int, width: float) -> None:
+    def __init__(self, depth: int, factor: int, *, num_classes: int, channels: int, size: Size, width: float) -> None:
         super().__init__()
         widths = [_scaled(each, width) for each in (16, 16 * factor, 32 * factor, 64 * factor)]
         num_blocks = (depth - 4) // 6  # of two convolutions each, in three stages
@@ -187,11 +191,11 @@ class WideResNet(nn.Sequential):
 class MLP(nn.Sequential):
     """Three hidden layers of 512 x width."""
 
-    def __init__(self, *, num_classes: int, channels: int, side: int, width: float) -> None:
+    def __init__(self, *, num_classes: int, channels: int, size: Size, width: float) -> None:
         super().__init__()
         hidden = _scaled(512, width)
         self.flatten = nn.Flatten()
-        for i, num_inputs in enumerate((channels * side * side, hidden, hidden)):
+        for i, num_inputs in enumerate((channels * math.prod(size), hidden, hidden)):
             self.add_module(f"linear{i + 1}", nn.Linear(num_inputs, hidden))
             self.add_module(f"relu{i + 1}", nn.ReLU())
         self.linear = nn.Linear(hidden, num_classes)

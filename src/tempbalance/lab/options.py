@@ -166,7 +166,9 @@ def _read_yaml(text: str) -> Any:
         """Refuses names that come twice, which the plain one takes the last of."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            pairs = [(self.construct_object(key, True), self.construct_object(value, True)) for key, value in node.value]
+            pairs = [
+                (self.construct_object(key, True), self.construct_object(value, True)) for key, value in node.value
+            ]
             return _once(pairs)
 
     try:

@@ -48,7 +48,7 @@ class Recipe:
         tail, tail_fraction, score, assignment, interval, start, score_first, score_last, min_eigenvalues: As for
             `tempbalance.TempBalance`; ``interval`` and ``start`` in epochs.
         snr: Strength of spectral norm regularisation, where the method has it.
-        restart_epochs, restart_factor: Of SGDR; ``None`` for half the epochs, rounded up, as the paper's (100, 1) of 200.
+        restart_epochs, restart_factor: Of SGDR; ``None`` for half the epochs, rounded up, the paper's (100, 1) of 200.
         lookahead_steps, lookahead_alpha: Of Lookahead.
         limit: Use only so many images of the training and of the test set; ``None`` for all.
         log_gradients: Whether a layer's line has its gradient norm.

@@ -8,8 +8,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from tempbalance.lab.training import RecipeModule
+from tempbalance.lab.module import RecipeModule
 from tempbalance.runlog import Line
+
+NARROW = 100  # columns of a terminal below which the rates are not shown
 
 
 class ShowProgress(Callback):
@@ -22,10 +24,11 @@ class ShowProgress(Callback):
 
     def __init__(self, console: Console, *, log_every: int = 10) -> None:
         self.console, self.log_every = console, log_every
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
-        self.progress = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]},"))
+        time = (TimeRemainingColumn(), TextColumn("left"))
+        self.progress = Progress(*columns, *time, console=console, disable=not console.is_terminal, transient=True)
         self.task = TaskID(0)
-        self.loss, self.status = "", ""
+        self.loss, self.accuracy, self.rates = "", "", ""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar."""
@@ -39,8 +42,8 @@ class ShowProgress(Callback):
         self._tell(pl_module)
         assert isinstance(pl_module, RecipeModule)
         rates = [float(rate) for rate in pl_module.scheduler.get_last_lr()]
-        accuracy = f"test {pl_module.metrics['test_accuracy']:.1f} %, " if pl_module.metrics else ""
-        self.status = f"{accuracy}rate {min(rates):.2g} to {max(rates):.2g}"
+        self.accuracy = f"test {pl_module.metrics['test_accuracy']:.1f} %" if pl_module.metrics else ""
+        self.rates = f"rate {min(rates):.2g} to {max(rates):.2g}"
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -49,7 +52,9 @@ class ShowProgress(Callback):
         if batch_idx % self.log_every == 0:
             self.loss = f"loss {float(outputs['loss']):.3f}"
         description = f"epoch {pl_module.current_epoch + 1} of {trainer.max_epochs}"
-        self.progress.update(self.task, advance=1, description=description, status=f"{self.loss}, {self.status}")
+        rates = self.rates if self.console.width >= NARROW else ""
+        status = ", ".join(part for part in (self.loss, self.accuracy, rates) if part)
+        self.progress.update(self.task, advance=1, description=description, status=status)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar."""
@@ -63,7 +68,7 @@ class ShowProgress(Callback):
     def _tell(self, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, RecipeModule)
         if pl_module.metrics and not self.console.is_terminal:
-            self.console.print(epoch_text(pl_module.metrics), soft_wrap=True)
+            self.console.print(epoch_text(pl_module.metrics), soft_wrap=True, highlight=False)
 
 
 def epoch_text(metrics: Line) -> str:

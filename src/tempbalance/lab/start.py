@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.show import ShowProgress
-from tempbalance.lab.training import check_recipe, train
-from tempbalance.runlog import Line, RunFolder
+from tempbalance.lab.training import train
+from tempbalance.runlog import Line
 
 
 def start(
@@ -26,25 +27,38 @@ def start(
     log_every: int,
     tensorboard: bool,
     **trainer_options: Any,
-) -> Line:
-    """Train a recipe and show how it goes; say so if the folder's run is complete already."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+) -> Line | None:
+    """Train a recipe and show how it goes.
+
+    Returns:
+        The run's result; ``None`` in all processes of several but the first, which alone tells anything.
+    """
+    is_first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+    console = console if is_first else Console(quiet=True)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
+    warnings.showwarning = lambda message, *_: say(console, f"warning: {message}")
     if threads is not None:
         torch.set_num_threads(threads)
-    run = RunFolder(folder)
-    check_recipe(run, recipe)
-    if run.result is not None:
-        console.print(f"{folder} is complete already", highlight=False)
-        return run.result
-    if run.metrics:
-        console.print(f"going on after epoch {len(run.metrics)} in {folder}", highlight=False)
     logger: Any = False
     if tensorboard:
         from lightning.pytorch.loggers import TensorBoardLogger
 
         logger = TensorBoardLogger(folder, name="", version="tensorboard")
-    show = ShowProgress(console, log_every=log_every)
-    return train(
-        recipe, folder, cache=cache, callbacks=[show], logger=logger, log_every_n_steps=log_every, **trainer_options
+    result = train(
+        recipe,
+        folder,
+        cache=cache,
+        callbacks=[ShowProgress(console, log_every=log_every)],
+        tell=lambda text: say(console, text),
+        logger=logger,
+        log_every_n_steps=log_every,
+        **trainer_options,
     )
+    return result if is_first else None
+
+
+def say(console: Console, text: str) -> None:
+    """A sentence in a line of its own, as it is."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

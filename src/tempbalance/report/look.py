@@ -16,7 +16,6 @@ BLUE, RED = "#3f7fbf", "#d0505a"
 COLOURS = ("#3f7fbf", "#d0505a", "#2f9178", "#a9761c", "#8a63c4", "#6f7a86", "#c2559a", "#5d8a2e")
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2], [12, 3], [1, 3], [6, 2, 1, 2, 1, 2])
 
-
 # Data go into a chart last and as text: lists would be copied and checked, value by value, at every step.
 DATA = alt.NamedData(name="main", format=alt.JsonDataFormat(type="json"))
 
@@ -61,15 +60,15 @@ def chooser(name: str, label: str, names: Sequence[object], value: int = 0) -> a
     )
 
 
-def by_method(field: str, num_methods: int, names: str = "method_names") -> dict[str, Any]:
-    """Colour and dash of lines, one pair for each method, with one legend."""
+def by_method(num_methods: int) -> dict[str, Any]:
+    """Colour and dash of lines, one pair for each method, with one legend of `method_names`."""
     domain = list(range(num_methods))
     legend = alt.Legend(
-        labelExpr=f"{names}[datum.value]", symbolType="stroke", symbolSize=500, symbolStrokeWidth=2, symbolOpacity=1
+        labelExpr="method_names[datum.value]", symbolType="stroke", symbolSize=500, symbolStrokeWidth=2, symbolOpacity=1
     )
     colours = [COLOURS[each % len(COLOURS)] for each in domain]
     dashes = [DASHES[each % len(DASHES)] for each in domain]
     return {
-        "color": alt.Color(f"{field}:N", scale=alt.Scale(domain=domain, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=domain, range=dashes), legend=legend),
+        "color": alt.Color("method:N", scale=alt.Scale(domain=domain, range=colours), legend=legend),
+        "strokeDash": alt.StrokeDash("method:N", scale=alt.Scale(domain=domain, range=dashes), legend=legend),
     }

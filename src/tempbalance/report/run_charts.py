@@ -86,7 +86,7 @@ def _curves(data: list[Datum], methods: list[str], quantity: str, unit: str) -> 
     base = (
         alt.Chart(DATA).transform_filter(f"datum.stage == {stage}").encode(x=_epochs(), y=alt.Y("mean:Q", **y_options))
     )
-    looks = by_method("method", len(methods))
+    looks = by_method(len(methods))
     band = base.mark_area(opacity=0.18, aria=False).encode(
         y=alt.Y("low:Q", **y_options), y2="high:Q", color=looks["color"]
     )

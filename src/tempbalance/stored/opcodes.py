@@ -17,8 +17,8 @@ from typing import Any
 from tempbalance.errors import CheckpointError
 from tempbalance.stored.files import shown
 
-# what the reading of a pickle costs grows with these: a tensor takes 30 instructions
-_MOST_INSTRUCTIONS = 2_000_000
+# a tensor takes 30 of them: enough for 33,000 tensors, and read in a few seconds
+_MOST_INSTRUCTIONS = 1_000_000
 _MOST_NAMES_SHOWN = 20
 _LITERALS = frozenset({
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
@@ -128,6 +128,8 @@ class _Reading:
         self.odd: dict[str, None] = {}  # instructions outside ours
 
     def run(self, instructions: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]], most: int) -> object:
+        methods = {code.name: f"do_{code.name.lower()}" for code in pickletools.opcodes}
+        steps = {code: getattr(self, method) for code, method in methods.items() if hasattr(self, method)}
         for count, (instruction, argument, _) in enumerate(instructions):
             if count > most:
                 raise CheckpointError(f"its pickle has more than {most:,} instructions")
@@ -137,8 +139,8 @@ class _Reading:
                 self.stack.append(_FRESH[instruction.name]())
             elif instruction.name == "STOP":
                 return self.stack.pop()
-            elif (step := getattr(self, f"do_{instruction.name.lower()}", None)) is not None:
-                step(argument)
+            elif instruction.name in steps:
+                steps[instruction.name](argument)
             else:
                 self.pass_over(instruction, argument)
         raise CheckpointError("its pickle has no end")

@@ -1,0 +1,177 @@
+"""The command: what it prints where, in which form, and with which exit code."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from tempbalance.cli import app
+from tests.hostile import CASES, MARKER, VARIABLE, build_case
+from tests.test_diagnose import heavy, network
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["diagnose", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(network().state_dict(), path)
+    return path
+
+
+def test_the_table_has_a_line_for_each_scored_layer_and_says_what_was_left_out(checkpoint):
+    result = run(checkpoint)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[:4] == ["layer", "shape", "eigenvalues", "alpha"]
+    assert sum(line.startswith("layer") and " x " in line for line in lines) == 17
+    assert "left out: linear: 10 eigenvalues, min_eigenvalues is 50" in lines
+    assert any("17 layers scored with median" in line for line in lines)
+
+
+def test_json_has_what_it_promises_and_nothing_else_is_on_standard_output(checkpoint):
+    result = run(checkpoint, "--format", "json", "--tail", "goodness_of_fit")
+    found = json.loads(result.stdout)
+    assert set(found) == {"model", "tail", "layers", "left_out", "summary"}
+    assert found["model"] == "model.safetensors"
+    wanted = {"name", "shape", "num_eigenvalues", "alpha", "alpha_stderr", "ks", "xmin", "num_tail", "spectral_norm",
+              "stable_rank", "alpha_weighted", "log_alpha_norm", "entropy", "mp_edge", "num_beyond",
+              "num_beyond_shuffled", "verdict"}  # fmt: skip
+    assert all(wanted <= set(layer) for layer in found["layers"])
+    assert {"name": "linear", "reason": "10 eigenvalues, min_eigenvalues is 50"} in found["left_out"]
+    assert {"alpha", "log_norm", "alpha_weighted", "log_alpha_norm", "stable_rank"} <= set(found["summary"])
+
+
+def test_csv_can_be_read_back(checkpoint):
+    rows = list(csv.DictReader(io.StringIO(run(checkpoint, "--format", "csv").stdout)))
+    assert len(rows) == 17
+    assert {row["verdict"] for row in rows} == {"random-like"}
+    assert all(float(row["alpha"]) > 1 for row in rows)
+
+
+def test_rows_are_sorted_from_the_largest_and_cut(checkpoint):
+    found = json.loads(run(checkpoint, "--format", "json", "--sort", "alpha", "--top", 3).stdout)["layers"]
+    alphas = [layer["alpha"] for layer in json.loads(run(checkpoint, "--format", "json").stdout)["layers"]]
+    assert [layer["alpha"] for layer in found] == sorted(alphas, reverse=True)[:3]
+    names = [layer["name"] for layer in json.loads(run(checkpoint, "--format", "json", "--sort", "name").stdout)["layers"]]
+    assert names == sorted(names)
+
+
+def test_every_tensor_is_listed(checkpoint):
+    result = run(checkpoint, "--list", "--exclude", "layer2.*", "--format", "json")
+    notes = {note["name"]: note for note in json.loads(result.stdout)}
+    assert set(notes) == set(network().state_dict())
+    assert notes["layer2.0.conv1.weight"]["reason"] == "excluded by name"
+    assert "layer1.0.conv1.weight" in run(checkpoint, "--list").stdout
+
+
+def test_two_checkpoints_stand_side_by_side_with_the_change_in_alpha_and_the_distance(tmp_path):
+    torch.manual_seed(0)
+    before, after = heavy(80, 80, alpha=3), heavy(80, 80, alpha=4)
+    weights = [{"fc.weight": before}, {"fc.weight": after}, {"fc.weight": after * 2, "new.weight": before}]
+    paths = [tmp_path / f"step{index}.pt" for index in range(3)]
+    for path, state in zip(paths, weights, strict=True):
+        torch.save(state, path)
+    found = json.loads(run(paths[0], "--against", paths[1], "--format", "json").stdout)
+    (layer,) = found["layers"]
+    assert found["models"] == ["step0.pt", "step1.pt"]
+    assert layer["change"] == pytest.approx(layer["alphas"][1] - layer["alphas"][0])
+    assert layer["change"] > 0.5
+    assert layer["distance"] == pytest.approx(float((after - before).norm()), rel=1e-5)
+    assert layer["relative_distance"] == pytest.approx(float((after - before).norm() / before.norm()), rel=1e-5)
+    series = json.loads(run(*paths[:1], "--against", paths[1], "--against", paths[2], "--format", "json").stdout)
+    rows = {layer["name"]: layer for layer in series["layers"]}
+    assert len(rows["fc"]["alphas"]) == 3
+    assert rows["fc"]["alphas"][1] == pytest.approx(rows["fc"]["alphas"][2])
+    assert rows["new"]["alphas"][:2] == [None, None]
+    assert rows["new"]["distance"] is None
+    table = run(paths[0], "--against", paths[1]).stdout.splitlines()
+    assert table[0].split("  ")[-1].strip() == "relative distance"
+    assert table[1].startswith("fc ")
+
+
+def test_a_page_and_figures_are_written_where_asked(checkpoint, tmp_path):
+    result = run(checkpoint, "--html", tmp_path / "page.html", "--figures", tmp_path / "figures")
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".pdf", ".png"}
+    assert "page.html" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tail", "mode"], "tail must be one of median"),
+        (["--format", "xml"], "format must be one of table, json, csv"),
+        (["--sort", "beauty"], "sort must be one of depth"),
+        (["--include", "nothing"], "include pattern 'nothing' matches no layer"),
+        (["--fused", "qkv"], "fused must be PATTERN=N"),
+        (["--stacked", "nothing"], "stacked pattern 'nothing' matches no tensor"),
+        (["--min-eigenvalues", "1"], "min_eigenvalues must be a whole number of at least 3"),
+        (["--tail-fraction", "2"], "tail_fraction must satisfy"),
+        (["--html", "."], "html must be a file to write"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, message):
+    result = run(checkpoint, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_file_is_refused_in_one_line(name, tmp_path):
+    path = build_case(name, tmp_path / "files" / "case")
+    before = sorted(tmp_path.rglob("*"))
+    result = run(path, "--html", tmp_path / "page.html")
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not list(tmp_path.rglob(MARKER))
+    assert VARIABLE not in os.environ
+
+
+NAMES = [
+    "\x1b[31mred", "\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;aGk=\x07", "\x9b31m", "\x07bell", "back\x08space",
+    "carriage\rreturn", "line\nfeed", "tab\there", "\x00nul", "\x7fdelete", "\x1bP+q\x1b\\", "\x1b[?1049h", "\x0e\x0f",
+    "\x1b[6n", "\u202eevil", "\u2066a\u2069", "\u200bzero", "\u2028line", "\x85next", "\x1b]8;;http://a\x1b\\link",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_no_control_character_of_a_name_reaches_the_terminal(form, tmp_path):
+    assert len(NAMES) >= 20
+    path = tmp_path / "names.safetensors"
+    weights = {f"{name}.weight": torch.randn(64, 64) for name in NAMES}
+    save_file({**weights, "\x1b[1mbias": torch.zeros(3), "\x1b[1mzero.weight": torch.zeros(64, 64)}, path)
+    for arguments in ([], ["--list"], ["--against", path], ["--include", "\x1b[31mnothing"], ["--sort", "name"]):
+        result = run(path, "--format", form, *arguments)
+        for text in (result.stdout, result.stderr):
+            assert not [char for char in text if not char.isprintable() and char != "\n"]
+        if not arguments:
+            assert ("\\u001b[31mred" if form == "json" else "\\x1b[31mred") in result.stdout
+
+
+def test_control_characters_in_the_name_of_the_file_are_shown(tmp_path):
+    path = tmp_path / "\x1b[31m.safetensors"
+    save_file({"fc.weight": torch.randn(64, 64)}, path)
+    for arguments in ([path], [path, "--format", "json"], [tmp_path / "\x1b[2J.pt"]):
+        result = run(*arguments)
+        assert "\x1b" not in result.output
+
+
+def test_nothing_of_torch_is_loaded_for_help():
+    code = "import sys; from tempbalance.cli import app; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
