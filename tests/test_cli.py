@@ -1,14 +1,16 @@
 """The commands, as a person types them: data on stdout, messages on stderr, exit codes."""
 
-import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tempbalance.lab.compare import CompareError, Comparison, plan, summarize, verdict
-from tempbalance.lab.recipe import Recipe
+from tempbalance.cli import _stoppable
 from tempbalance.runlog import RunFolder
 
 TINY = ["--dataset", "digits", "--model", "mlp", "--width", "0.25", "--epochs", "2", "--limit", "200"]
@@ -20,11 +22,17 @@ def tempbalance(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_is_trained_told_about_and_left_alone_when_it_is_complete(tmp_path):
-    first = tempbalance("train", *TINY, "--method", "tb", "--out", "run", cwd=tmp_path)
+    logged = ("--tensorboard", "--log-every", "1")
+    first = tempbalance("train", *TINY, "--method", "tb", "--out", "run", *logged, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("digits-mlp-0.25-tb-43: test accuracy")
     assert "epoch 2: train loss" in first.stderr
-    again = tempbalance("train", *TINY, "--method", "tb", "--out", "run", cwd=tmp_path)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [each.step for each in events.Scalars("loss")] == [0, 1, 2, 3]
+    accuracies = [line["test_accuracy"] for line in RunFolder(tmp_path / "run").metrics]
+    assert [each.value for each in events.Scalars("test_accuracy")] == pytest.approx(accuracies)
+    again = tempbalance("train", "--recipe", "run/recipe.json", "--out", "run", cwd=tmp_path)
     assert again.returncode == 0
     assert again.stdout == first.stdout
     assert "is complete already" in again.stderr
@@ -48,68 +56,104 @@ def test_a_recipe_file_is_read_and_options_go_before_it(tmp_path):
         (["--model", "resnet19"], "resnet18"),
         (["--dataset", "cifar11"], "cifar10"),
         (["--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["--tail", "medan"], "unknown tail 'medan': did you mean 'median'?"),
+        (["--out", ""], "out must be a folder, got ''"),
+        (["--out", "file"], "out must be a folder, file is a file"),
+        (["--recipe", "file"], "file: a recipe must be options by name, got nothing"),
+        (["--device", "gpu"], "gpu"),
     ],
 )
 def test_bad_usage_is_answered_in_one_line_with_exit_code_2(tmp_path, arguments, answer):
+    (tmp_path / "file").touch()
     result = tempbalance("train", *TINY, "--out", "run", *arguments, cwd=tmp_path)
     assert result.returncode == 2
+    assert not (tmp_path / "run").exists()
     assert answer in result.stderr
     assert result.stderr.count("\n") == 1
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--log-every", "--threads", "--devices", "--num-nodes"])
+def test_counts_are_at_least_one(tmp_path, option):
+    result = tempbalance("train", *TINY, option, "0", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert option in result.stderr
 
 
 def test_methods_are_compared_seed_by_seed(tmp_path):
     result = tempbalance("compare", *TINY, "--methods", "cal,tb", "--seeds", "2", "--out", "all", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     names = {f"digits-mlp-0.25-{method}-{seed}" for method in ("cal", "tb") for seed in (43, 37)}
-    assert {path.name for path in (tmp_path / "all").iterdir()} == names
+    assert {path.name for path in (tmp_path / "all").iterdir()} == names | {"comparison.json"}
+    assert "digits, mlp, width 0.25, 2 epochs, cal, tb, seeds 43, 37" in result.stderr
+    assert all(result.stderr.count(f"{name}: test accuracy") == 1 for name in names)
     assert all(RunFolder(tmp_path / "all" / name).result is not None for name in names)
     for text in ("cal", "tb", "points", "spread of alpha", "The runs are in all."):
         assert text in result.stdout
+    other = tempbalance("compare", *TINY, "--epochs", "3", "--seeds", "2", "--out", "all", cwd=tmp_path)
+    assert other.returncode == 1
+    assert "epochs: 2 in the folder, 3 asked for; choose another --out or remove the folder" in other.stderr
+
+
+def test_a_comparison_of_which_nothing_can_come_starts_nothing(tmp_path):
+    for arguments in (["--dataset", "none.npz"], ["--methods", "cal,cal"], ["--methods", "cal,tb+cal"]):
+        result = tempbalance("compare", *TINY, *arguments, "--seeds", "1", "--out", "all", cwd=tmp_path)
+        assert result.returncode == 2
+        assert arguments[1].split(",")[-1] in result.stderr
+        assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_comparison_says_what_failed(tmp_path):
-    result = tempbalance("compare", *TINY, "--dataset", "none.npz", "--seeds", "1", "--out", "all", cwd=tmp_path)
+    result = tempbalance("compare", *TINY, "--lr", "1e20", "--weight-decay", "1e30", "--seeds", "1", cwd=tmp_path)
     assert result.returncode == 1
-    assert "none.npz" in result.stderr
+    assert "ended with exit code 1: the loss is" in result.stderr
+    assert "rate 1e+20 (all it said: runs/digits-mlp-0.25-" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def finished(folder: Path, recipe: Recipe, accuracy: float, alphas: list[float]) -> None:
-    run = RunFolder(folder / recipe.name)
-    run.append(layers=[{"epoch": 5, "layer": str(i), "alpha": alpha} for i, alpha in enumerate(alphas)])
-    run.write_result({"test_accuracy": accuracy})
+def test_a_comparison_that_is_asked_to_stop_leaves_no_process_behind(tmp_path):
+    command = [sys.executable, "-m", "tempbalance.cli", "compare", *TINY, "--epochs", "10000", "--seeds", "1"]
+    process = subprocess.Popen([*command, "--workers", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    runs = [RunFolder(tmp_path / "runs" / f"digits-mlp-0.25-{method}-43") for method in ("cal", "tb")]
+    deadline = time.monotonic() + 60
+    while not all(run.metrics for run in runs) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from there" in told
+    for run in runs:
+        with run.locked():  # nobody else has it
+            assert run.checkpoint() is not None
 
 
-def test_the_interval_of_the_paired_difference_is_students(tmp_path):
-    recipes = plan({"dataset": "digits"}, ["cal", "tb"], [43, 37, 13])
-    for recipe in recipes:
-        gain = {43: 1.0, 37: 2.0, 13: 3.0}[recipe.seed] if recipe.method == "tb" else 0.0
-        finished(tmp_path, recipe, 90 + recipe.seed / 10 + gain, [2.0, 4.0])
-    cal, tb = summarize(["cal", "tb"], recipes, tmp_path)
-    assert cal.difference == 0
-    assert tb.difference == pytest.approx(2.0)
-    assert tb.interval == pytest.approx(4.302652730 * 1.0 / 3**0.5, rel=1e-6)  # t(0.975, 2), standard deviation 1
-    assert tb.alpha_spread == 1.0
+def get_signal(number: int) -> None:
+    """A signal comes while a command runs."""
+    with _stoppable():
+        os.kill(os.getpid(), number)
+        time.sleep(0.1)
 
 
-@pytest.mark.parametrize(
-    ("difference", "interval", "words"),
-    [
-        (1.0, 2.0, "no difference"),
-        (1.0, 0.5, "better than cal"),
-        (-1.0, 0.5, "worse than cal"),
-        (0.5, None, "one seed"),
-    ],
-)
-def test_what_was_measured_is_said_also_where_the_method_loses(difference, interval, words):
-    cal = Comparison("cal", (90.0,), 90.0, 0.0, 0.0, interval, 0.1)
-    (sentence,) = verdict([cal, Comparison("tb", (91.0,), 91.0, 0.0, difference, interval, 0.1)])
-    assert words in sentence
+def test_signals_stop_a_command_as_ctrl_c_does_unless_they_are_ignored():
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before = signal.getsignal(number)
+        with pytest.raises(KeyboardInterrupt):
+            get_signal(number)
+        assert signal.getsignal(number) == before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    get_signal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
 
 
-def test_a_plan_gives_each_method_its_own_rate():
-    recipes = plan({"model": "vgg16"}, ["cal", "adam"], [43])
-    assert [recipe.lr for recipe in recipes] == [0.05, 1e-3]
-    assert issubclass(CompareError, Exception)
-    assert json.dumps([recipe.to_dict() for recipe in recipes])
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_the_help_has_a_text_for_each_option_and_its_default(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = tempbalance(command, "--help", cwd=tmp_path).stdout
+    for panel in ("Recipe", "Balancing", "Method", "Run", "Logging"):
+        assert f"─ {panel} ─" in text
+    for words in ("median, goodness_of_fit, peak", "wrn28_6", "[default: (0.5 1.5)]", "$TEMPBALANCE_CACHE"):
+        assert words in text
+    assert ("43, 37, 13, 51, 71" in text) == (command == "compare")

@@ -119,6 +119,15 @@ def test_what_training_would_refuse_is_left_out_with_its_reason():
     assert "8 eigenvalues, min_eigenvalues is 50" in reasons["small"]
 
 
+def test_a_module_that_is_lazy_on_meta_wrapped_or_empty_is_diagnosed_too():
+    lazy = diagnose(nn.Sequential(nn.LazyLinear(64), nn.Linear(64, 64)))
+    assert "not initialised" in lazy["0"].reason
+    assert lazy["1"].alpha is not None
+    assert "meta device" in diagnose(nn.Sequential(nn.Linear(64, 64, device="meta")))["0"].reason
+    assert [row.name for row in diagnose(nn.DataParallel(nn.Sequential(nn.Linear(64, 64)))).scored] == ["0"]
+    assert len(diagnose(nn.ReLU())) == 0
+
+
 def test_a_table_in_which_nothing_is_scored_still_has_a_summary():
     found = diagnose({"fc.weight": torch.zeros(64, 64)})
     assert found.summary()["num_layers"] == 0
@@ -153,6 +162,14 @@ def test_a_data_frame_has_a_row_for_each_layer():
     frame = diagnose(network()).to_pandas()
     assert frame.loc["layer1.0.conv1", "alpha"] == pytest.approx(diagnose(network())["layer1.0.conv1"].alpha)
     assert "verdict" in frame.columns
+
+
+def test_the_chart_shows_each_scored_layer_and_is_refused_where_there_is_none():
+    found = diagnose(network())
+    chart = found.chart().to_json()
+    assert all(row.name in chart for row in found.scored)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        diagnose({"fc.weight": torch.zeros(64, 64)}).chart()
 
 
 def test_every_tensor_is_listed_with_its_layer_or_its_reason(tmp_path):

@@ -15,8 +15,11 @@ from rich.console import Console
 
 from tempbalance import __version__
 from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
+from tempbalance.lab.methods import METHODS
+from tempbalance.lab.options import check_dataset
 from tempbalance.lab.recipe import SEEDS, Recipe, read_recipe
 from tempbalance.report.text import shown
+from tempbalance.runlog import RunFolder
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 messages = Console(stderr=True)
@@ -85,6 +88,8 @@ def train(
         given = {**(read_recipe(recipe) if recipe else {}), **options}
         chosen = Recipe.from_dict(given)
         folder = _folder(out, Path("runs") / chosen.name)
+        if not RunFolder(folder).is_begun:
+            check_dataset(chosen.dataset)
         from tempbalance.lab.compare import doubts
         from tempbalance.lab.processes import seconds_text
         from tempbalance.lab.start import say, start
@@ -115,7 +120,8 @@ def train(
 def compare(
     options: dict[str, Any],
     methods: Annotated[
-        str, typer.Option(help="Methods with commas between them; see train.", rich_help_panel=RECIPE)
+        str,
+        typer.Option(help=f"Methods with commas between them: {', '.join(METHODS)}, ...", rich_help_panel=RECIPE),
     ] = "cal,tb",
     seeds: Annotated[
         int,
@@ -140,7 +146,15 @@ def compare(
 ) -> None:
     """Train methods with several seeds each, side by side, and say what the differences amount to."""
     with _answered(), _stoppable():
-        from tempbalance.lab.compare import comparison_table, doubts, plan, summarize, verdict, write_comparison
+        from tempbalance.lab.compare import (
+            comparison_table,
+            doubts,
+            headline,
+            plan,
+            summarize,
+            verdict,
+            write_comparison,
+        )
         from tempbalance.lab.processes import check_all, run_all
 
         given = {**(read_recipe(recipe) if recipe else {}), **options}
@@ -148,10 +162,7 @@ def compare(
         recipes = plan(given, names, SEEDS[:seeds])
         folder = _folder(out, Path("runs"))
         check_all(recipes, folder, precision=precision)
-        one = recipes[0]
-        told = f"{one.dataset}, {one.model}, width {one.width:g}, {one.epochs} epochs, {', '.join(names)}, seeds "
-        told += ", ".join(map(str, SEEDS[:seeds]))
-        for line in (told, *(f"warning: {doubt}" for doubt in doubts(given, recipes))):
+        for line in (headline(recipes), *(f"warning: {doubt}" for doubt in doubts(given, recipes))):
             messages.print(line, markup=False, highlight=False, soft_wrap=True)
         arguments = ["--device", device, "--precision", precision, "--threads", str(threads)]
         arguments += ["--log-every", str(log_every), *(["--tensorboard"] if tensorboard else [])]

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tempbalance.checkpoint import read_checkpoint
 from tempbalance.core.matrices import cut_stack
@@ -86,9 +87,15 @@ class Diagnosis(LayerTable):
         return frame.set_index("name") if len(frame) else frame
 
     def chart(self) -> altair.TopLevelMixin:
-        """Alpha by depth, coloured by verdict; needs ``tempbalance[report]``."""
+        """Alpha by depth, coloured by verdict; needs ``tempbalance[report]``.
+
+        Raises:
+            ValueError: If no layer has an alpha.
+        """
         from tempbalance.report import diagnosis_charts
 
+        if not self.scored:
+            raise ValueError(f"no layer of {self.model!r} is scored: there is nothing to draw")
         return diagnosis_charts(self.diagnoses, model=self.model, tail=self.tail)["alpha"]
 
 
@@ -163,7 +170,8 @@ def _find(model: Source, stacked: Sequence[str]) -> _Found:
         return _Found(checkpoint.name, infer_layers(checkpoint.tensors, stacked=stacked), (*notes, *checkpoint.notes))
     layers = find_layers(model)
     bare = unwrap(model)
-    told = infer_layers(read_checkpoint(bare.state_dict()).tensors) if bare.state_dict() else Inferred([], {}, {}, {})
+    state = {name: each for name, each in bare.state_dict().items() if isinstance(each, Tensor) and not is_lazy(each)}
+    told = infer_layers(read_checkpoint(state).tensors) if state else Inferred()
     for layer in layers:
         if any(fnmatchcase(layer.name, pattern) for pattern in stacked) and len(layer.shape) == 3:
             layer.cut = cut_stack

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -34,7 +34,7 @@ _MADE_OF = {  # what stands for a weight, and what it is multiplied with or norm
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Inferred:
     """What the tensors of a checkpoint are.
 
@@ -43,12 +43,14 @@ class Inferred:
         tensors: The layer that each tensor is the weight of.
         others: Why each other tensor is no layer.
         ranks: The rank of each layer that is a product of adapters.
+        largest: Bytes of the largest weight.
     """
 
-    layers: list[Layer]
-    tensors: dict[str, str]
-    others: dict[str, str]
-    ranks: dict[str, int]
+    layers: list[Layer] = field(default_factory=list)
+    tensors: dict[str, str] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    largest: int = 0
 
 
 def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()) -> Inferred:
@@ -65,7 +67,7 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
     for pattern in stacked:
         if not any(len(each.shape) == 3 and _matches(name, pattern) for name, each in by_name.items()):
             raise ValueError(f"stacked pattern {pattern!r} matches no tensor of three dimensions")
-    found = Inferred([], {}, {}, {})
+    found = Inferred()
     ties = []
     outputs = _Outputs()
     for tensor in by_name.values():
@@ -77,6 +79,7 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
         layer = _layer(made_of or tensor, by_name, stacked, outputs)
         outputs.add(layer)
         found.layers.append(layer)
+        found.largest = max(found.largest, 0 if layer.left_out else tensor.num_bytes)
         ties.append(tensor.tie)
         found.tensors[tensor.name] = layer.name
         if tensor.rank is not None:

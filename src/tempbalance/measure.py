@@ -24,7 +24,9 @@ from tempbalance.scoring import Job, Scoring, jobs_of, make_row, solve
 from tempbalance.table import DiagnosisRow
 
 MIN_ADAPTER_EIGENVALUES = 8  # a product of LoRA factors has r eigenvalues, and r is rarely as large as 50
-_MEMORY = 384 * 2**20  # bytes of weights, copies and Gram matrices under way at a time
+# Bytes of weights, copies and Gram matrices under way at a time, beside three times the largest weight: with torch
+# itself, 250 MB, and a weight that waits this stays below 512 MB and four times the largest
+_MEMORY = 192 * 2**20
 _SCORES: tuple[ScoreName, ...] = ("spectral_norm", "stable_rank", "alpha_weighted", "log_alpha_norm", "entropy")
 
 
@@ -54,6 +56,7 @@ class Measuring:
         self.reasons: dict[str, str] = {}
         self.jobs: dict[str, list[Job]] = {}
         self.measured: dict[Job, _Measured] = {}
+        self.memory = _MEMORY + 3 * inferred.largest
         self.loaded: set[tuple[str, str]] = set()
         self.phase, self.num_loads = "solve", 0
         for layer in inferred.layers:
@@ -98,7 +101,7 @@ class Measuring:
             jobs = [job for layer in layers for job in self.jobs.get(layer.name, [])]
             if jobs:
                 see = partial(self._see, is_adapter)
-                solve(jobs, self._scoring_of(jobs[0].layer), see=see, refuse=self._refuse, memory=_MEMORY)
+                solve(jobs, self._scoring_of(jobs[0].layer), see=see, refuse=self._refuse, memory=self.memory)
 
     def _see(self, is_adapter: bool, job: Job, spectrum: Spectrum) -> None:
         if spectrum.largest == 0:
@@ -116,7 +119,7 @@ class Measuring:
     def shuffle(self) -> None:
         """Count what lies beyond the edge once the entries are shuffled."""
         self.phase = "shuffle"
-        side_by_side(self._shuffle_calls(), memory=_MEMORY)
+        side_by_side(self._shuffle_calls(), memory=self.memory)
 
     def _shuffle_calls(self) -> Iterator[Call]:
         for job, measured in self.measured.items():

@@ -77,7 +77,7 @@ def test_a_value_of_another_type_or_out_of_range_is_named_with_the_rule(name, va
         ("model", "ResNet18", "unknown model 'ResNet18': did you mean 'resnet18'"),
         ("tail", "medan", "unknown tail 'medan': did you mean 'median'?"),
         ("score", "alhpa", "unknown score 'alhpa': did you mean 'alpha'"),
-        ("assignment", "square", "unknown assignment 'square': known are linear, sqrt, log2, step"),
+        ("assignment", "cubic", "unknown assignment 'cubic': known are linear, sqrt, log2, step"),
         ("method", "CAL", "unknown method 'CAL': did you mean 'cal'"),
         ("method", "tb+tb", "unknown method 'tb+tb': that is 'tb'"),
         ("method", "tb+cal", "unknown method 'tb+cal': that is 'tb'"),

@@ -4,6 +4,8 @@ import logging
 import multiprocessing
 import os
 import random
+import re
+import shutil
 import signal
 import time
 import warnings
@@ -91,6 +93,18 @@ def test_a_run_leaves_what_it_should(whole):
     assert result["test_accuracy"] == folder.metrics[-1]["test_accuracy"]
     assert result["best_accuracy"] == max(line["test_accuracy"] for line in folder.metrics)
     assert result["seconds"] > 0
+
+
+def test_a_run_is_read_in_python_as_the_documentation_says(whole, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    shutil.copytree(whole, tmp_path / "runs" / "c100-tb-43")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert capsys.readouterr().out.startswith(str(RunFolder(whole).result["test_accuracy"]))
+    assert names["recipe"] == SMALL
+    assert sum(parameter.numel() for parameter in names["network"].parameters()) > 1000
 
 
 def test_layers_are_trained_at_rates_within_the_range_that_follow_alpha(whole):
@@ -278,11 +292,14 @@ def test_a_layers_rate_is_that_of_its_weight(tmp_path):
     assert {line["rate"] for line in RunFolder(tmp_path).layers if line["epoch"] == 0} == {28.0}
 
 
+def test_nothing_of_a_run_goes_through_the_temporary_folder(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    run(SMALL, tmp_path / "run")
+    assert_same_run(tmp_path / "run", whole)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_checkpoint_says_what_the_disk_says(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))  # nothing goes through it
-    StraightIO().save_checkpoint({"weight": torch.zeros(3)}, tmp_path / "good")
-    assert torch.equal(torch.load(tmp_path / "good", weights_only=True)["weight"], torch.zeros(3))
+def test_a_checkpoint_says_what_the_disk_says():
     with pytest.raises(OSError, match="No space left on device"):
         StraightIO().save_checkpoint({"weight": torch.zeros(100_000)}, "/dev/full")
 

@@ -58,6 +58,14 @@ def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int
     return [Recipe.from_dict({**given, "method": method, "seed": seed}) for seed in seeds for method in methods]
 
 
+def headline(recipes: Sequence[Recipe]) -> str:
+    """What a comparison trains, in a line."""
+    first = recipes[0]
+    methods, seeds = (dict.fromkeys(str(getattr(each, name)) for each in recipes) for name in ("method", "seed"))
+    told = f"{first.dataset}, {first.model}, width {first.width:g}, {first.epochs} epochs"
+    return f"{told}, {', '.join(methods)}, seeds {', '.join(seeds)}"
+
+
 def doubts(options: Mapping[str, Any], recipes: Sequence[Recipe]) -> list[str]:
     """What somebody may not have meant: one rate for methods of different ones, a range that nobody uses."""
     found = []

@@ -105,9 +105,8 @@ class RecipeModule(LightningModule):
             TrainingError: If it is not finite.
         """
         loss = self._loss(batch, "train")
-        mean = float(
-            self.trainer.strategy.reduce(loss.detach().clone(), reduce_op="mean")
-        )  # so that all processes stop
+        # that of all processes, so that all of them stop
+        mean = float(self.trainer.strategy.reduce(loss.detach().clone(), reduce_op="mean"))
         self._check_finite("loss", mean)
         if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log({"loss": mean})
