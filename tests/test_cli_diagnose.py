@@ -62,7 +62,9 @@ def test_rows_are_sorted_from_the_largest_and_cut(checkpoint):
     found = json.loads(run(checkpoint, "--format", "json", "--sort", "alpha", "--top", 3).stdout)["layers"]
     alphas = [layer["alpha"] for layer in json.loads(run(checkpoint, "--format", "json").stdout)["layers"]]
     assert [layer["alpha"] for layer in found] == sorted(alphas, reverse=True)[:3]
-    names = [layer["name"] for layer in json.loads(run(checkpoint, "--format", "json", "--sort", "name").stdout)["layers"]]
+    names = [
+        layer["name"] for layer in json.loads(run(checkpoint, "--format", "json", "--sort", "name").stdout)["layers"]
+    ]
     assert names == sorted(names)
 
 

@@ -189,7 +189,7 @@ def test_progress_ends_at_its_total():
 
 
 def test_a_path_that_is_not_there_and_a_source_that_is_none_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="nothing.safetensors"):
+    with pytest.raises(CheckpointError, match=r"nothing\.safetensors"):
         diagnose(tmp_path / "nothing.safetensors")
     with pytest.raises(TypeError, match="a path or a mapping of tensors, got int"):
         diagnose(3)

@@ -20,7 +20,9 @@ def described(layers):
     found = []
     for layer in layers:
         parts = [] if layer.left_out else layer.cut(layer.weight())
-        found.append((layer.name, layer.shape, layer.left_out, [(part.name, tuple(part.slices.shape)) for part in parts]))
+        found.append(
+            (layer.name, layer.shape, layer.left_out, [(part.name, tuple(part.slices.shape)) for part in parts])
+        )
     return found
 
 

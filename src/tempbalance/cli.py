@@ -156,6 +156,7 @@ def compare(
             write_comparison,
         )
         from tempbalance.lab.processes import check_all, run_all
+        from tempbalance.report.write import write_runs
 
         given = {**(read_recipe(recipe) if recipe else {}), **options}
         names = [name.strip() for name in methods.split(",")]
@@ -171,7 +172,8 @@ def compare(
         comparisons = summarize(names, recipes, folder)
         write_comparison(comparisons, recipes, folder)
         Console().print(comparison_table(comparisons))
-        for sentence in (*verdict(comparisons), f"The runs are in {folder}."):
+        (page,) = write_runs([folder / each.name for each in recipes], folder / "report.html")
+        for sentence in (*verdict(comparisons), f"The runs are in {folder}, a page to look at them is {page}"):
             typer.echo(sentence)
 
 

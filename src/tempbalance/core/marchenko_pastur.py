@@ -22,7 +22,8 @@ def random_edge(mean_square: float, *, rows: int, columns: int, num_slices: int 
 
     Args:
         mean_square: Of the entries.
-        rows, columns: Of a matrix.
+        rows: Of a matrix.
+        columns: Of a matrix.
         num_slices: How many matrices the weight has.
 
     Example:
