@@ -47,12 +47,18 @@ def diagnosis_page(rows: Sequence[DiagnosisRow], *, model: str, tail: str, summa
     bounds = " and ".join(map(str, marked_alphas(tail)))
     body = [
         f"<header><p>Diagnosis</p><h1>{named(model)}</h1></header>",
-        facts({"layers": len(rows), "with an alpha": len(scored), "tail": tail, **summary}),
+        facts({"layers": len(rows), "with an alpha": len(scored), "tail": tail, **_means(summary)}),
         section("Alpha by depth", _figure_of("alpha", charts, _ALPHA.format(bounds=bounds), "No layer has an alpha.")),
         section("The spectrum of a layer", _figure_of("spectrum", charts, _SPECTRUM, "No spectra were kept.")),
         section("Layers", _parts_switch(rows), table(_COLUMNS, _bodies(rows), caption="All layers")),
     ]
     return document(f"Diagnosis of {model}", body, charts)
+
+
+def _means(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What is worth saying again: numbers are means over the layers."""
+    others = {name: value for name, value in summary.items() if name != "num_layers"}
+    return {f"mean {name}" if isinstance(value, float) else name: value for name, value in others.items()}
 
 
 _ALPHA = (

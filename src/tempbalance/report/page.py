@@ -59,18 +59,18 @@ def section(heading: str, *content: str) -> str:
 
 
 def facts(values: Mapping[str, Any]) -> str:
-    """Names and values in short; values that are ``None`` are left out."""
+    """Names and values in short; values that are ``None`` or empty are left out."""
     pairs = [
-        f"<div><dt>{named(name)}</dt><dd>{named(_plain(value))}</dd></div>"
+        f"<div><dt>{named(name.replace('_', ' '))}</dt><dd>{named(_plain(value))}</dd></div>"
         for name, value in values.items()
-        if value is not None
+        if value is not None and value not in ({}, [])
     ]
     return f'<dl class="facts">{"".join(pairs)}</dl>'
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
+        return ", ".join(f"{_plain(each)} {name}" for name, each in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(_plain, value))
     if isinstance(value, int) and not isinstance(value, bool):
