@@ -89,7 +89,13 @@ def test_methods_are_compared_seed_by_seed(tmp_path):
     assert "digits, mlp, width 0.25, 2 epochs, cal, tb, seeds 43, 37" in result.stderr
     assert all(result.stderr.count(f"{name}: test accuracy") == 1 for name in names)
     assert all(RunFolder(tmp_path / "all" / name).result is not None for name in names)
-    for text in ("cal", "tb", "points", "spread of alpha", "The runs are in all, a page to look at them is all/report.html"):
+    for text in (
+        "cal",
+        "tb",
+        "points",
+        "spread of alpha",
+        "The runs are in all, a page to look at them is all/report.html",
+    ):
         assert text in result.stdout
     other = tempbalance("compare", *TINY, "--epochs", "3", "--seeds", "2", "--out", "all", cwd=tmp_path)
     assert other.returncode == 1

@@ -101,6 +101,50 @@ def test_two_checkpoints_stand_side_by_side_with_the_change_in_alpha_and_the_dis
     assert table[1].startswith("fc ")
 
 
+def test_distances_of_any_precision_and_magnitude_are_numbers_or_nothing(tmp_path):
+    torch.manual_seed(0)
+    weight = torch.randn(64, 64)
+    others = {
+        "f8": weight.to(torch.float8_e4m3fn),
+        "nan": weight * float("nan"),
+        "large": weight * 1e25,
+        "other": torch.randn(64, 70),
+        "tiny": weight.double() * 1e-200,
+    }
+    save_file({"fc.weight": weight}, tmp_path / "a.safetensors")
+    for name, other in others.items():
+        save_file({"fc.weight": other}, tmp_path / f"{name}.safetensors")
+        for pair in ((name, "a"), ("a", name)):
+            paths = [tmp_path / f"{each}.safetensors" for each in pair]
+            result = run(paths[0], "--against", paths[1], "--format", "json")
+            assert result.exit_code == 0, result.stderr
+            (layer,) = json.loads(result.stdout)["layers"]
+            assert (layer["distance"] is None) == (name in ("nan", "other"))
+
+
+def test_adapters_have_no_distance_because_only_the_spectrum_of_their_product_is_known(tmp_path):
+    for index, rank in enumerate((8, 16)):
+        (tmp_path / str(index)).mkdir()
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 16}
+        (tmp_path / str(index) / "adapter_config.json").write_text(json.dumps(config))
+        factors = {"A": torch.randn(rank, 64), "B": torch.randn(64, rank)}
+        stored = {f"base_model.model.q.lora_{side}.weight": factor for side, factor in factors.items()}
+        save_file(stored, tmp_path / str(index) / "adapter_model.safetensors")
+    result = run(tmp_path / "0", "--against", tmp_path / "1", "--format", "json")
+    (layer,) = json.loads(result.stdout)["layers"]
+    assert layer["change"] is not None
+    assert layer["distance"] is None
+
+
+def test_a_page_replaces_neither_the_checkpoint_nor_what_is_no_file(checkpoint, tmp_path):
+    content = checkpoint.read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    assert run(checkpoint, "--html", checkpoint).exit_code == 2
+    assert run(checkpoint, "--html", tmp_path / "pipe").exit_code == 1
+    assert checkpoint.read_bytes() == content
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_page_and_figures_are_written_where_asked(checkpoint, tmp_path):
     result = run(checkpoint, "--html", tmp_path / "page.html", "--figures", tmp_path / "figures")
     assert result.exit_code == 0, result.stderr
@@ -121,6 +165,9 @@ def test_a_page_and_figures_are_written_where_asked(checkpoint, tmp_path):
         (["--min-eigenvalues", "1"], "min_eigenvalues must be a whole number of at least 3"),
         (["--tail-fraction", "2"], "tail_fraction must satisfy"),
         (["--html", "."], "html must be a file to write"),
+        (["--fused", "linear=0"], "fused must be PATTERN=N"),
+        (["--list", "--top", "3"], "--list shows the tensors of one checkpoint"),
+        (["--against", "other.pt", "--html", "page.html"], "leave out --against"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, message):

@@ -95,7 +95,21 @@ def test_with_the_median_fit_a_layer_is_judged_beside_the_others():
     assert verdicts["layers.9"] == "under-trained beside the others"
     assert verdicts["layers.10"] == "over-trained beside the others"
     assert {verdicts[f"layers.{index}"] for index in range(9)} == {"balanced"}
-    assert set(diagnose(weights).summary()["most_out_of_balance"][:2]) == {"layers.9", "layers.10"}
+    assert set(diagnose(weights).summary()["most_out_of_balance"]) == {"layers.9", "layers.10"}
+
+
+def test_only_layers_that_are_judged_so_are_called_out_of_balance_the_furthest_first():
+    torch.manual_seed(0)
+    weights = {f"layers.{index}.weight": heavy(200, 200, alpha=alpha) for index, alpha in enumerate((1.5, 3, 1.8, 4))}
+    assert diagnose(weights, tail="goodness_of_fit").summary()["most_out_of_balance"] == ["layers.0", "layers.2"]
+    assert diagnose(network(), tail="goodness_of_fit").summary()["most_out_of_balance"] == []
+
+
+def test_a_table_is_printed_with_its_verdicts():
+    text = str(diagnose(network()))
+    assert text.splitlines()[0].split()[0] == "layer"
+    assert "layer1.0.conv1" in text
+    assert "random-like" in text
 
 
 def test_what_training_would_refuse_is_left_out_with_its_reason():
@@ -108,7 +122,6 @@ def test_what_training_would_refuse_is_left_out_with_its_reason():
         "complex.weight": torch.randn(64, 64, dtype=torch.complex64),
         "small.weight": torch.randn(8, 64),
         "high.weight": torch.randn(2, 2, 2, 2, 2, 2),
-        "empty.weight": torch.empty(0, 64),
     }
     found = diagnose(weights)
     assert [row.name for row in found.scored] == ["good"]
@@ -156,6 +169,16 @@ def test_fused_and_stacked_weights_are_scored_part_by_part():
     assert found["qkv"].mp_edge is None
     assert set(found["ffn"].spectra) == {"expert 0", "expert 1", "expert 2"}
     assert len(diagnose(nn.ModuleDict({"ffn": nn.Conv1d(64, 64, 3)}), stacked=["ffn"])["ffn"].parts) == 64
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_weights_at_the_ends_of_float64_have_an_alpha_and_valid_json(scale):
+    torch.manual_seed(0)
+    weight = heavy(64, 64)
+    (row,) = diagnose({"fc.weight": weight * scale}).scored
+    assert row.alpha == pytest.approx(diagnose({"fc.weight": weight})["fc"].alpha)
+    assert row.mp_edge is row.num_beyond is row.num_beyond_shuffled is None
+    json.dumps(row.to_dict(), allow_nan=False)
 
 
 def test_a_data_frame_has_a_row_for_each_layer():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -46,6 +47,24 @@ class ResNeXtBlock(nn.Module):
         self.conv3 = nn.Conv2d(128, 256, 1, bias=False)
         self.downsample = nn.Sequential(nn.Conv2d(64, 256, 1, bias=False), nn.BatchNorm2d(256))
         self.fc = nn.Linear(256, 60)
+
+
+class MobileNet(nn.Module):
+    """With names as timm has them: in natural order the stem comes after the blocks."""
+
+    def __init__(self, channels: int, num_classes: int):
+        super().__init__()
+        self.conv_stem = nn.Conv2d(channels, 32, 3, bias=False)
+        self.blocks = nn.Sequential(inverted_residual(32, 64, 32), inverted_residual(32, 96, 32))
+        self.classifier = nn.Linear(32, num_classes)
+
+
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down1, self.down2 = nn.Conv2d(1, 64, 3), nn.Conv2d(64, 128, 3)
+        self.up = nn.ConvTranspose2d(128, 64, 2)
+        self.up1, self.out = nn.Conv2d(128, 64, 3), nn.Conv2d(64, 2, 1)
 
 
 class GPT(nn.Module):
@@ -96,6 +115,11 @@ MODELS = {
     ),
     "depth multiplier": lambda: nn.Sequential(nn.Conv2d(3, 24, 3), nn.Conv2d(24, 48, 3, groups=24)),
     "resnext": ResNeXtBlock,
+    "resnext of as many classes as a group takes channels": lambda: nn.Sequential(ResNeXtBlock(), nn.Linear(60, 4)),
+    "mobilenet": lambda: MobileNet(3, 10),
+    "mobilenet with one output": lambda: MobileNet(3, 1),
+    "mobilenet of gray images": lambda: MobileNet(1, 10),
+    "u-net of gray images": UNet,
     "generator": lambda: nn.Sequential(*(nn.ConvTranspose2d(a, b, 4) for a, b in [(100, 64), (64, 32), (32, 1)])),
     "three dimensions": lambda: nn.Sequential(nn.Conv3d(3, 16, 3), nn.Conv1d(16, 32, 5), nn.Linear(32, 8)),
     "lstm": lambda: nn.LSTM(32, 64, num_layers=2, bidirectional=True, proj_size=16),
@@ -123,6 +147,25 @@ MODELS = {
 def test_a_module_and_its_state_dict_have_the_same_layers(name):
     model = MODELS[name]()
     assert described(inferred(model.state_dict()).layers) == described(find_layers(model))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "net" in name or "resnext" in name])
+def test_the_order_of_the_tensors_does_not_matter_for_kernels(name, tmp_path):
+    model = MODELS[name]()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    found = infer_layers(read_checkpoint(tmp_path / "model.safetensors").tensors).layers
+    assert sorted(described(found)) == sorted(described(find_layers(model)))
+
+
+def test_two_tensors_that_would_be_one_layer_keep_their_names_apart():
+    found = inferred({"fc": torch.randn(64, 64), "fc.weight": torch.randn(64, 32)})
+    assert {layer.name: layer.shape for layer in found.layers} == {"fc": (64, 64), "fc.weight": (64, 32)}
+
+
+def test_a_tensor_without_entries_is_no_layer():
+    assert inferred({"a.weight": torch.randn(64, 64), "b.weight": torch.randn(64, 0, 3, 3)}).others == {
+        "b.weight": "empty"
+    }
 
 
 def test_every_tensor_is_a_layer_or_has_a_reason():

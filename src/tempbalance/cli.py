@@ -84,7 +84,7 @@ def train(
     tensorboard: _TensorBoard = False,
 ) -> None:
     """Train one recipe; the same command on the same folder goes on where it stopped."""
-    with _answered(), _stoppable():
+    with _answered("lab"), _stoppable():
         given = {**(read_recipe(recipe) if recipe else {}), **options}
         chosen = Recipe.from_dict(given)
         folder = _folder(out, Path("runs") / chosen.name)
@@ -145,7 +145,7 @@ def compare(
     tensorboard: _TensorBoard = False,
 ) -> None:
     """Train methods with several seeds each, side by side, and say what the differences amount to."""
-    with _answered(), _stoppable():
+    with _answered("lab"), _stoppable():
         from tempbalance.lab.compare import (
             comparison_table,
             doubts,
@@ -254,7 +254,7 @@ def _read_fused(given: list[str]) -> dict[str, int]:
     found = {}
     for each in given:
         pattern, _, number = each.rpartition("=")
-        if not pattern or not number.isdigit():
+        if not pattern or not number.isdecimal() or int(number) < 1:
             raise ValueError(f"fused must be PATTERN=N, such as '*.qkv=3', got {each!r}")
         found[pattern] = int(number)
     return found
@@ -275,15 +275,16 @@ def report(
 
 
 @contextmanager
-def _answered() -> Iterator[None]:
+def _answered(extra: str = "report") -> Iterator[None]:
     """Turn what went wrong into one line and an exit code."""
     try:
         yield
     except KeyboardInterrupt:
-        messages.print("stopped: what was finished is kept, the same command goes on from there")
+        kept = ": what was finished is kept, the same command goes on from there" if extra == "lab" else ""
+        messages.print(f"stopped{kept}")
         sys.exit(130)
     except ModuleNotFoundError as err:
-        hint = "the lab and reports need more packages, from a clone: pip install -c constraints.txt '.[lab,report]'"
+        hint = f"this needs more packages, from a clone: pip install -c constraints.txt '.[{extra}]'"
         messages.print(f"error: {err}: {hint}", markup=False, soft_wrap=True)
         sys.exit(1)
     except Exception as err:

@@ -16,6 +16,7 @@ from tempbalance.core.matrices import cut_stack
 from tempbalance.core.tail import TailName
 from tempbalance.infer import Inferred, infer_layers
 from tempbalance.layers import Layer, find_layers
+from tempbalance.layout import layer_text
 from tempbalance.measure import Measuring
 from tempbalance.scoring import Scoring
 from tempbalance.table import DiagnosisRow, LayerTable
@@ -79,10 +80,21 @@ class Diagnosis(LayerTable):
             "summary": self.summary(),
         }
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """A data frame, a row a layer, indexed by its name; needs pandas."""
-        import pandas
+    def __str__(self) -> str:
+        return layer_text(self.scored)
 
+    __repr__ = __str__
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A data frame, a row a layer, indexed by its name.
+
+        Raises:
+            ModuleNotFoundError: Without pandas.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError as err:
+            raise ModuleNotFoundError("to_pandas needs pandas: pip install pandas", name=err.name) from err
         frame = pandas.DataFrame([row.to_dict() for row in self.diagnoses]).drop(columns="parts", errors="ignore")
         return frame.set_index("name") if len(frame) else frame
 
@@ -91,11 +103,14 @@ class Diagnosis(LayerTable):
 
         Raises:
             ValueError: If no layer has an alpha.
+            ModuleNotFoundError: Without the extra.
         """
-        from tempbalance.report import diagnosis_charts
-
         if not self.scored:
             raise ValueError(f"no layer of {self.model!r} is scored: there is nothing to draw")
+        try:
+            from tempbalance.report import diagnosis_charts
+        except ModuleNotFoundError as err:
+            raise ModuleNotFoundError("chart needs altair: the extra tempbalance[report]", name=err.name) from err
         return diagnosis_charts(self.diagnoses, model=self.model, tail=self.tail)["alpha"]
 
 
@@ -126,7 +141,7 @@ def diagnose(
         stacked: Patterns of weights of three dimensions that are stacked experts and not kernels.
         shuffle: Whether to count eigenvalues beyond the edge after shuffling too, which costs about as much as the
             rest.
-        progress: Called with the number of layers done, and of all.
+        progress: Called with how many weights were read, and how many will be: each is read once more for shuffling.
 
     Returns:
         A `LayerTable` with a row for each layer, also those left out. Unlike in training the first and last layer and
@@ -234,7 +249,7 @@ def list_tensors(
             tensor.shape,
             str(tensor.dtype).removeprefix("torch."),
             layer := found.tensors.get(tensor.name, ""),
-            reasons[layer] if layer else found.others[tensor.name],
+            reasons[layer] if tensor.name in found.tensors else found.others[tensor.name],
         )
         for tensor in checkpoint.tensors
     ]

@@ -23,10 +23,12 @@ from tempbalance.stored.tensors import StoredTensor
 
 _EMBEDDER = re.compile(r"emb(ed|eds|edding|eddings|edder)?(_|$)|^(wte|wpe|shared|tok|tokens?|pos|positions?)$|_bias$")
 _NO_EMBEDDER = re.compile(r"(^|_)(out|proj|projection|unembed|unembedding)(_|$)|^unemb")
-_TABLE = re.compile(r"(^|_)(mask|tril|triu|causal)(_|$)|^(pe|inv_freq|freqs\w*|(cos|sin)(_cached?|_table)?)$")
+_TABLE = re.compile(r"(^|_)(mask|tril|triu|causal)(_|$)|^(pe|inv_freq|freqs\w*|(cos|sin)(_cached?)?|\w*_table)$")
 _EXPERTS = re.compile(r"expert|(^|[._])moe([._]|$)", re.IGNORECASE)
 _RECURRENT = re.compile(r"^weight_(ih|hh|hr)(_l\d+)?(_reverse)?$")
 _LORA = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
+_SHORTCUT = re.compile(r"short_?cut|down_?sample|skip|residual|identity", re.IGNORECASE)
+_COLOURS = 3  # channels of an image
 _MADE_OF = {  # what stands for a weight, and what it is multiplied with or normed to
     "weight_orig": "weight_mask",
     "weight_v": "weight_g",
@@ -68,15 +70,17 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
         if not any(len(each.shape) == 3 and _matches(name, pattern) for name, each in by_name.items()):
             raise ValueError(f"stacked pattern {pattern!r} matches no tensor of three dimensions")
     found = Inferred()
-    ties = []
-    outputs = _Outputs()
+    ties, names, outputs = [], set(by_name), _Outputs()
     for tensor in by_name.values():
         made_of = _made_of(tensor, by_name)
         reason = "" if made_of else _why_none(tensor, by_name)
         if reason:
             found.others[tensor.name] = reason
             continue
-        layer = _layer(made_of or tensor, by_name, stacked, outputs)
+        layer = _layer(made_of or tensor, by_name, stacked)
+        if layer.name in names:  # "fc" beside "fc.weight"
+            layer.name = tensor.name
+        names.add(layer.name)
         outputs.add(layer)
         found.layers.append(layer)
         found.largest = max(found.largest, 0 if layer.left_out else tensor.num_bytes)
@@ -146,6 +150,8 @@ def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
         return "part of a weight, scored with it"
     if ".parametrizations." in f".{owner}.":
         return "made into a weight by a parametrization that the file does not hold"
+    if 0 in tensor.shape:
+        return "empty"
     if len(tensor.shape) < 2:
         return "vector" if tensor.shape else "number"
     if bias is not None and bias.shape == tensor.shape:
@@ -153,17 +159,15 @@ def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
     return "mask or table" if _TABLE.search(key) else ""
 
 
-def _layer(
-    tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: Sequence[str], outputs: _Outputs
-) -> Layer:
+def _layer(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: Sequence[str]) -> Layer:
     owner, key = _split(tensor.name)
     name = owner if key == "weight" and owner else tensor.name
     bias = _beside(tensor, "bias", by_name)
     layer = Layer(name, tensor.shape, tensor.load, [], _cut(tensor, by_name, stacked))
     if _is_embedding(tensor, bias):
         layer.left_out = "embedding"
-    elif len(tensor.shape) == 2 and bias is not None and bias.shape == tensor.shape[1:] != tensor.shape[:1]:
-        layer.out_dim = 1  # GPT-2 stores its weights the other way round
+    elif len(tensor.shape) > 1 and bias is not None and bias.shape == tensor.shape[1:2] != tensor.shape[:1]:
+        layer.out_dim = 1  # GPT-2 stores its weights the other way round, and so do transposed convolutions
     return layer
 
 
@@ -222,25 +226,44 @@ class _Outputs:
         self.latest = 0
 
     def add(self, layer: Layer) -> None:
-        """Note a layer's outputs, and those of the layer before it."""
+        """Note a layer's outputs, and those of the layer before it; a shortcut is beside the others, not before."""
         self.before[layer.name] = self.latest
         if not layer.left_out:
-            self.latest = layer.shape[layer.out_dim]
-            self.known[self.latest] += 1
+            num_out = layer.shape[layer.out_dim]
+            self.known[num_out] += 1
+            self.latest = self.latest if _SHORTCUT.search(layer.name) else num_out
 
 
 def _cut_groups(layers: Iterable[Layer], outputs: _Outputs) -> None:
-    """Give grouped kernels their groups: kernels that take fewer channels than any layer gives."""
-    for layer in layers:
-        if layer.cut is cut_convolution and len(layer.shape) > 2:
-            groups = _num_groups(layer.shape[0], layer.shape[1], outputs.before[layer.name], outputs.known)
-            layer.cut = partial(cut_convolution, groups=groups)
+    """Give grouped kernels their groups: those that take fewer channels than the layers around them give."""
+    kernels = [layer for layer in layers if layer.cut is cut_convolution and len(layer.shape) > 2]
+    single = [layer for layer in kernels if layer.shape[1] == 1 and layer.out_dim == 0]
+    inputs = [_COLOURS, *(layer.shape[1] for layer in kernels[:1] if layer.shape[1] not in {1, *outputs.known})]
+    takes_more = any(layer.shape[1] in inputs for layer in kernels)
+    if single and not takes_more:  # one of them takes gray images: the outermost
+        single.remove(min(single, key=lambda layer: layer.name.count(".")))
+    for layer in kernels:
+        if layer.shape[1] > 1:
+            layer.cut = partial(cut_convolution, groups=_groups(layer, outputs))
+    for layer in single:
+        layer.cut = partial(cut_convolution, groups=_depth(layer, outputs))
 
 
-def _num_groups(num_out: int, num_in: int, before: int, known: Mapping[int, int]) -> int:
-    if not before or num_in in known:
-        return 1
-    if num_in == 1 and known[num_out] > 1:  # depthwise, if another layer has as many outputs
+def _depth(layer: Layer, outputs: _Outputs) -> int:
+    """The groups of a kernel that takes one channel at a time."""
+    num_out, before = layer.shape[0], outputs.before[layer.name]
+    if num_out == before or outputs.known[num_out] > 1:  # another layer gives as many
         return num_out
-    fits = before % num_in == 0 and num_out % (before // num_in) == 0
-    return before // num_in if fits else 1
+    return before if before and num_out % before == 0 else 1
+
+
+def _groups(layer: Layer, outputs: _Outputs) -> int:
+    """The groups of a kernel that takes several channels at a time."""
+    num_out, num_in = layer.shape[:2]
+    before = outputs.before[layer.name]
+    is_plain = layer.out_dim == 1 or num_in == _COLOURS or num_in >= before
+    if is_plain or before % num_in or num_out % (before // num_in):
+        return 1
+    # as many outputs as the layer before it, not a shortcut's 1 x 1 kernel nor a deconvolution's even one
+    is_grouped = num_out == before and all(side > 1 and side % 2 for side in layer.shape[2:])
+    return before // num_in if is_grouped or num_in not in outputs.known else 1

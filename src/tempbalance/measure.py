@@ -24,9 +24,9 @@ from tempbalance.scoring import Job, Scoring, jobs_of, make_row, solve
 from tempbalance.table import DiagnosisRow
 
 MIN_ADAPTER_EIGENVALUES = 8  # a product of LoRA factors has r eigenvalues, and r is rarely as large as 50
-# Bytes of weights, copies and Gram matrices under way at a time, beside three times the largest weight: with torch
-# itself, 250 MB, and a weight that waits this stays below 512 MB and four times the largest
-_MEMORY = 192 * 2**20
+# Bytes of weights, copies and Gram matrices under way at a time, beside twice the largest weight: with torch itself,
+# 250 MB, a weight that waits and what the allocator keeps, this stays below 512 MB and four times the largest
+_MEMORY = 128 * 2**20
 _SCORES: tuple[ScoreName, ...] = ("spectral_norm", "stable_rank", "alpha_weighted", "log_alpha_norm", "entropy")
 
 
@@ -56,7 +56,7 @@ class Measuring:
         self.reasons: dict[str, str] = {}
         self.jobs: dict[str, list[Job]] = {}
         self.measured: dict[Job, _Measured] = {}
-        self.memory = _MEMORY + 3 * inferred.largest
+        self.memory = _MEMORY + 2 * inferred.largest
         self.loaded: set[tuple[str, str]] = set()
         self.phase, self.num_loads = "solve", 0
         for layer in inferred.layers:
@@ -142,6 +142,7 @@ class Measuring:
         measured = [self.measured[job] for job in jobs if job.fit is not None]
         if not measured:
             return DiagnosisRow(**values)
+        values["xmin"] = _finite(row.xmin) if row.xmin is not None else None
         for name in (*_SCORES, "log_norm"):
             values[name] = _combine(name, [each.scores[name] for each in measured])
         return DiagnosisRow(
@@ -170,7 +171,7 @@ def _finite(value: float) -> float | None:
 def _edge(job: Job, total: float) -> float | None:
     """Where a random matrix like this part would end; the sum of the eigenvalues is that of the squared entries."""
     (num_slices, rows, columns), numel = _sizes(job)
-    return _finite(random_edge(total / numel, rows=rows, columns=columns, num_slices=num_slices))
+    return _finite(random_edge(total / numel, rows=rows, columns=columns, num_slices=num_slices)) or None
 
 
 def _sizes(job: Job) -> tuple[tuple[int, int, int], int]:

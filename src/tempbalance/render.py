@@ -11,27 +11,13 @@ from typing import Any, Literal
 
 from tempbalance.against import movements, to_dict
 from tempbalance.diagnosis import Diagnosis, TensorNote
+from tempbalance.layout import aligned, cell, layer_text
 from tempbalance.report.text import number, shown
 from tempbalance.table import DiagnosisRow
 
 Format = Literal["table", "json", "csv"]
 
-_COLUMNS = {  # heading of the table: attribute of the row
-    "layer": "name",
-    "shape": "shape",
-    "eigenvalues": "num_eigenvalues",
-    "alpha": "alpha",
-    "±": "alpha_stderr",
-    "KS": "ks",
-    "xmin": "xmin",
-    "tail": "num_tail",
-    "norm": "spectral_norm",
-    "stable rank": "stable_rank",
-    "beyond": "num_beyond",
-    "shuffled": "num_beyond_shuffled",
-    "verdict": "verdict",
-}
-_NOT_IN_CSV = ("parts", "spectra", "scale", "score")
+_NOT_IN_CSV = ("parts", "spectra", "scale", "score", "reason")
 _WORST = 12  # reasons shown below a table before they are only counted
 
 
@@ -72,15 +58,13 @@ def render(diagnosis: Diagnosis, rows: Sequence[DiagnosisRow], form: Format) -> 
         return as_json({**diagnosis.to_dict(), "layers": [row.to_dict() for row in rows]})
     if form == "csv":
         names = [each.name for each in fields(DiagnosisRow) if each.name not in _NOT_IN_CSV]
-        return as_csv(names, [[_cell(getattr(row, name)) for name in names] for row in rows])
-    lines = [list(_COLUMNS), *([_cell(getattr(row, name)) for name in _COLUMNS.values()] for row in rows)]
-    return "\n".join([aligned(lines), *_telling(diagnosis)])
+        return as_csv(names, [[_exact(getattr(row, name)) for name in names] for row in rows])
+    return "\n".join([layer_text(rows), *_telling(diagnosis)])
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, tuple):
-        return " x ".join(map(str, value))
-    return shown(value) if isinstance(value, str) else number(value)
+def _exact(value: Any) -> str:
+    """A value with all its digits."""
+    return cell(value) if value is None or isinstance(value, str | tuple) else repr(value)
 
 
 def _telling(diagnosis: Diagnosis) -> list[str]:
@@ -117,8 +101,9 @@ def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
         return as_json(to_dict(diagnoses))
     models = [shown(each.model) for each in diagnoses]
     headings = ["layer", "shape", *(f"alpha {name}" for name in models), "change", "distance", "relative distance"]
+    told = cell if form == "table" else _exact
     lines = [
-        list(map(_cell, (each.name, each.shape, *each.alphas, each.change, each.distance, each.relative_distance)))
+        list(map(told, (each.name, each.shape, *each.alphas, each.change, each.distance, each.relative_distance)))
         for each in movements(diagnoses)
     ]
     return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
@@ -129,7 +114,7 @@ def render_list(notes: Sequence[TensorNote], form: Format) -> str:
     if form == "json":
         return as_json([{**vars(note), "shape": list(note.shape)} for note in notes])
     headings = ["tensor", "shape", "dtype", "layer", "left out"]
-    lines = [list(map(_cell, (note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes]
+    lines = [list(map(cell, (note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes]
     return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
 
 
@@ -143,23 +128,3 @@ def as_csv(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([headings, *lines])
     return text.getvalue().rstrip("\n")
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Columns of text, two spaces apart; numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    numeric = [all(_is_number(line[index]) for line in lines[1:]) for index in range(len(widths))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return not cell or float(cell) == float(cell)
-    except ValueError:
-        return False

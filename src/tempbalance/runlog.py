@@ -176,7 +176,13 @@ class RunFolder:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file by new content, all of it or none."""
+    """Replace a file by new content, all of it or none.
+
+    Raises:
+        OSError: If what is at the path is no regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no regular file: it is not replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     try:
@@ -215,7 +221,13 @@ def _write_json(path: Path, content: Line) -> None:
 
 
 def _read_json(path: Path) -> Line | None:
-    return _parse(path.read_bytes(), str(path)) if path.exists() else None
+    return _parse(_read_bytes(path), str(path)) if path.exists() else None
+
+
+def _read_bytes(path: Path) -> bytes:
+    if not path.is_file():
+        raise RunFolderError(f"{path}: must be a regular file")
+    return path.read_bytes()
 
 
 def _read_lines(path: Path) -> list[Line]:
@@ -228,7 +240,7 @@ def _read_texts(path: Path) -> list[tuple[bytes, Line]]:
     Raises:
         RunFolderError: If a line is damaged or has no epoch; it tells which.
     """
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    whole, _, _ = _read_bytes(path).rpartition(b"\n")
     found = []
     for number, text in enumerate(whole.splitlines(), 1):
         line = _parse(text, where := f"{path}, line {number}")
@@ -246,7 +258,7 @@ def _parse(text: bytes, where: str) -> Line:
     """
     try:
         content = json.loads(text.decode())
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise RunFolderError(f"{where}: damaged, not JSON: {err}") from err
     if not isinstance(content, dict):
         raise RunFolderError(f"{where}: must be a JSON object, got {str(content)[:80]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
@@ -70,7 +70,19 @@ def summarize(rows: Sequence[DiagnosisRow]) -> dict[str, Any]:
         values = [value for row in rows if (value := getattr(row, name)) is not None]
         summary[name] = fmean(values) if values else None
     summary["verdicts"] = dict(Counter(row.verdict for row in rows))
-    distances = _distances(rows)
-    worst = sorted(distances, key=lambda name: -abs(distances[name]))
-    summary["most_out_of_balance"] = [name for name in worst[:_NUM_WORST] if distances[name]]
+    judged = [row for row in rows if row.verdict.startswith(("over-trained", "under-trained"))]
+    summary["most_out_of_balance"] = [row.name for row in sorted(judged, key=_imbalance(rows))[:_NUM_WORST]]
     return summary
+
+
+def _imbalance(rows: Sequence[DiagnosisRow]) -> Callable[[DiagnosisRow], float]:
+    """Smallest for the layer that is furthest out: beside the others, or beyond the levels of the theory."""
+    distances = _distances(rows)
+
+    def key(row: DiagnosisRow) -> float:
+        assert row.alpha is not None
+        if row.verdict.endswith("beside the others"):
+            return -abs(distances[row.name])
+        return -max(row.alpha / UNDER_TRAINED, OVER_TRAINED / row.alpha)
+
+    return key

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -12,7 +13,7 @@ from tempbalance.report.run_data import (
     shown_epochs,
 )
 from tempbalance.report.runs import read_groups, summarize
-from tempbalance.runlog import RunFolder
+from tempbalance.runlog import RunFolder, RunFolderError
 from tests.report.cases import write_run
 
 
@@ -68,8 +69,42 @@ def test_recording_more_is_not_another_method(tmp_path):
 def test_no_runs_and_folders_without_one_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="at least one run"):
         read_groups([])
-    with pytest.raises(ValueError, match=r"nothing holds no run: its recipe.json"):
+    with pytest.raises(RunFolderError, match=r"nothing holds no run: its recipe.json"):
         read_groups([RunFolder(tmp_path / "nothing")])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"epoch": 1, "alpha": 2.0},
+        {"epoch": 1, "layer": "a", "alpha": 2.0, "eigenvalues": "many"},
+        {"epoch": 1, "layer": "a", "alpha": 2.0, "eigenvalues": [1.0, None]},
+        {"epoch": 1, "layer": "a", "alpha": 2.0, "eigenvalues": [10**400]},
+    ],
+    ids=["no layer", "text", "nothing", "huge"],
+)
+def test_damaged_lines_are_refused_by_name(line, tmp_path):
+    run = write_run(tmp_path / "run")
+    with (run.path / "layers.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(RunFolderError, match=r"run, layers\.jsonl"):
+        read_groups([run])
+
+
+def test_numbers_too_large_to_draw_are_left_out(tmp_path):
+    run = write_run(tmp_path / "run")
+    with (run.path / "layers.jsonl").open("a") as file:
+        for layer in ("a", "b"):
+            file.write(json.dumps({"epoch": 9, "layer": layer, "alpha": 10**400, "rate": 1e308}) + "\n")
+    assert last_alphas(read_groups([run]), ["a", "b"]) == []
+
+
+def test_what_is_no_regular_file_is_refused_before_it_is_read(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run.path / "layers.jsonl").unlink()
+    os.mkfifo(run.path / "layers.jsonl")
+    with pytest.raises(RunFolderError, match="must be a regular file"):
+        read_groups([run])
 
 
 def test_curves_are_the_mean_and_the_ends_over_the_seeds(tmp_path):

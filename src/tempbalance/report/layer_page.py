@@ -17,6 +17,8 @@ _COLUMNS = (
     Column("alpha", "Exponent of the tail of its spectrum"),
     Column("±", "Standard error of alpha, as if eigenvalues were independent"),
     Column("verdict", "What alpha says, or why the layer is left out", is_number=False),
+    Column("beyond", "Eigenvalues beyond the edge of a random matrix"),
+    Column("shuffled", "The same with the weight's entries shuffled"),
     Column("shape", "Of the weight", is_number=False),
     Column("values", "Number of eigenvalues"),
     Column("tail", "Number of eigenvalues in the fitted tail"),
@@ -28,8 +30,6 @@ _COLUMNS = (
     Column("weighted", "alpha x log10 of the largest eigenvalue"),
     Column("log alpha norm", "log10 of the sum of the eigenvalues to the power alpha"),
     Column("entropy", "Of the eigenvalues as shares of their sum, 0 to 1"),
-    Column("beyond", "Eigenvalues beyond the edge of a random matrix"),
-    Column("shuffled", "The same with the weight's entries shuffled"),
 )
 
 
@@ -48,6 +48,7 @@ def diagnosis_page(rows: Sequence[DiagnosisRow], *, model: str, tail: str, summa
     body = [
         f"<header><p>Diagnosis</p><h1>{named(model)}</h1></header>",
         facts({"layers": len(rows), "with an alpha": len(scored), "tail": tail, **_means(summary)}),
+        _worst(summary.get("most_out_of_balance", ())),
         section("Alpha by depth", _figure_of("alpha", charts, _ALPHA.format(bounds=bounds), "No layer has an alpha.")),
         section("The spectrum of a layer", _figure_of("spectrum", charts, _SPECTRUM, "No spectra were kept.")),
         section("Layers", _parts_switch(rows), table(_COLUMNS, _bodies(rows), caption="All layers")),
@@ -57,8 +58,12 @@ def diagnosis_page(rows: Sequence[DiagnosisRow], *, model: str, tail: str, summa
 
 def _means(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What is worth saying again: numbers are means over the layers."""
-    others = {name: value for name, value in summary.items() if name != "num_layers"}
+    others = {name: value for name, value in summary.items() if name not in ("num_layers", "most_out_of_balance")}
     return {f"mean {name}" if isinstance(value, float) else name: value for name, value in others.items()}
+
+
+def _worst(names: Sequence[str]) -> str:
+    return f"<p>Most out of balance: {', '.join(map(named, names))}.</p>" if names else ""
 
 
 _ALPHA = (
@@ -92,12 +97,12 @@ def _bodies(rows: Sequence[DiagnosisRow]) -> Iterator[str]:
 
 
 def _layer_line(depth: int, row: DiagnosisRow, spectrum: int | None) -> str:
-    beyond = (row.entropy, row.num_beyond, row.num_beyond_shuffled)
-    more = (row.spectral_norm, row.stable_rank, row.log_norm, row.alpha_weighted, row.log_alpha_norm, *beyond)
+    more = (row.spectral_norm, row.stable_rank, row.log_norm, row.alpha_weighted, row.log_alpha_norm, row.entropy)
     shape = " x ".join(map(str, row.shape))
     return (
         f'<tr>{cell(depth)}<th scope="row">{_choice(row.name, spectrum)}</th>{cell(row.alpha)}'
-        f"{cell(row.alpha_stderr, 2)}<td>{_verdict(row)}</td><td>{escape(shape)}</td>{cell(row.num_eigenvalues)}"
+        f"{cell(row.alpha_stderr, 2)}<td>{_verdict(row)}</td>{cell(row.num_beyond)}{cell(row.num_beyond_shuffled)}"
+        f"<td>{escape(shape)}</td>{cell(row.num_eigenvalues)}"
         f"{cell(row.num_tail)}{cell(row.xmin)}{cell(row.ks, 3)}{''.join(map(cell, more))}</tr>"
     )
 
@@ -105,8 +110,9 @@ def _layer_line(depth: int, row: DiagnosisRow, spectrum: int | None) -> str:
 def _part_line(part: PartRow, spectrum: int | None) -> str:
     return (
         f'<tr class="part"><td></td><th scope="row">{_choice(part.name, spectrum)}</th>{cell(part.alpha)}'
-        f"{cell(part.alpha_stderr, 2)}<td>{escape(shown(part.reason))}</td><td></td>{cell(part.num_eigenvalues)}"
-        f'{cell(part.num_tail)}{cell(part.xmin)}{cell(part.ks, 3)}<td colspan="{len(_COLUMNS) - 10}"></td></tr>'
+        f"{cell(part.alpha_stderr, 2)}<td>{escape(shown(part.reason))}</td>{'<td></td>' * 3}"
+        f"{cell(part.num_eigenvalues)}{cell(part.num_tail)}{cell(part.xmin)}{cell(part.ks, 3)}"
+        f'<td colspan="{len(_COLUMNS) - 12}"></td></tr>'
     )
 
 

@@ -90,9 +90,15 @@ def last_alphas(groups: Sequence[Group], names: Sequence[str]) -> list[Datum]:
     ]
 
 
+_NARROWEST = 0.2  # a histogram of alphas that hardly differ is drawn this wide, or its bars are too thin to see
+
+
 def alpha_bins(alphas: Sequence[Datum]) -> list[Datum]:
     """How many alphas of each method lie in each of some common bins."""
-    edges = np.histogram_bin_edges([each["alpha"] for each in alphas], bins=min(30, max(8, len(alphas) // 8)))
+    values = [each["alpha"] for each in alphas]
+    room = max(0.0, _NARROWEST - (max(values) - min(values))) / 2
+    low, high = min(values) - room, max(values) + room
+    edges = np.linspace(low, high, 1 + min(30, max(8, len(alphas) // 8)))
     data = []
     for method in sorted({each["method"] for each in alphas}):
         counts, _ = np.histogram([each["alpha"] for each in alphas if each["method"] == method], bins=edges)
@@ -119,10 +125,11 @@ def recorded_spectra(groups: Sequence[Group], names: Sequence[str]) -> list[Datu
 
 def _spectrum(run: Run | None, line: Line) -> Datum | None:
     """A recorded spectrum; logs have no threshold, but that of the median is known from the recipe."""
-    values, alpha = sorted(line.get("eigenvalues") or []), finite(line.get("alpha"))
+    values, alpha = line.get("eigenvalues", []), finite(line.get("alpha"))
     if run is None or run.recipe.get("tail") != "median":
         return spectrum_datum(values, alpha=alpha)
-    num_tail = int(len(values) * run.recipe.get("tail_fraction", 0.5))
+    fraction = finite(run.recipe.get("tail_fraction", 0.5))
+    num_tail = int(len(values) * fraction) if fraction is not None and 0 < fraction < 1 else 0
     if not 0 < num_tail < len(values):
         return spectrum_datum(values, alpha=alpha)
     return spectrum_datum(values, alpha=alpha, xmin=values[-num_tail - 1], num_tail=num_tail)

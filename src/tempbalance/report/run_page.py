@@ -16,7 +16,7 @@ _COLUMNS = (
     Column("#", "Place in the list of methods"),
     Column("method", "Its name, and in what it differs from others of that name", is_number=False),
     Column("seeds", "Complete runs"),
-    Column("mean, %", "Mean of the test accuracy after the last epoch"),
+    Column("test accuracy, mean, %", "Mean of the test accuracy after the last epoch"),
     Column("sd, points", "Standard deviation over the seeds"),
     Column("difference, points", "Mean of the differences to the first method, seed by seed"),
     Column("sd of it", "Standard deviation of those differences"),

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tempbalance.report.text import finite
-from tempbalance.runlog import Line, RunFolder
+from tempbalance.runlog import Line, RunFolder, RunFolderError
 
 # options that do not make it another method, and those that are always said where they differ
 _NOT_COMPARED = ("seed", "method", "log_gradients", "log_eigenvalues")
@@ -75,7 +75,8 @@ def read_groups(folders: Sequence[RunFolder]) -> list[Group]:
     """Read runs and put those together that differ in nothing but the seed, in the order of the first of each.
 
     Raises:
-        ValueError: If there are no runs, or a folder holds none.
+        ValueError: If there are no runs.
+        RunFolderError: If a folder holds none, or is damaged.
     """
     if not folders:
         raise ValueError("a report needs at least one run, got none")
@@ -91,8 +92,21 @@ def read_groups(folders: Sequence[RunFolder]) -> list[Group]:
 def _read(folder: RunFolder) -> Run:
     content = folder.recipe
     if content is None or not isinstance(content.get("recipe"), dict):
-        raise ValueError(f"{folder.path} holds no run: its recipe.json must have a recipe, got {content!r}")
-    return Run(content["recipe"], folder.metrics, folder.layers, folder.result)
+        raise RunFolderError(f"{folder.path} holds no run: its recipe.json must have a recipe, got {str(content)[:80]}")
+    layers = [_checked(line, folder) for line in folder.layers]
+    return Run(content["recipe"], folder.metrics, layers, folder.result)
+
+
+def _checked(line: Line, folder: RunFolder) -> Line:
+    """A line about a layer, its eigenvalues ascending and finite."""
+    if not isinstance(line.get("layer"), str):
+        raise RunFolderError(f"{folder.path}, layers.jsonl: a line must have the name of a layer, got {str(line)[:80]}")
+    if "eigenvalues" not in line:
+        return line
+    values = line["eigenvalues"]
+    if not isinstance(values, list) or any(finite(value) is None for value in values):
+        raise RunFolderError(f"{folder.path}, layers.jsonl: eigenvalues must be numbers, got {str(values)[:80]}")
+    return {**line, "eigenvalues": sorted(map(float, values))}
 
 
 def _label(runs: list[Run], groups: list[list[Run]]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import unicodedata
 from html import escape
 from typing import Any
@@ -40,8 +39,8 @@ def named(value: object) -> str:
 
 
 def finite(value: Any, digits: int = 5) -> float | None:
-    """A number with so many significant digits; ``None`` for what is not a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """A number with so many significant digits; ``None`` for what is none, or too large to draw."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None
     return float(f"{value:.{digits}g}")
 

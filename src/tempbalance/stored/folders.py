@@ -68,8 +68,7 @@ def _read_shards(folder: Path, index: str) -> Weights:
     if len(tensors) < len(shard_of):
         missing = min(set(shard_of) - {tensor.name for tensor in tensors})
         raise CheckpointError(f"{shown(index)} says that {shown(missing)} is in {shown(shard_of[missing])}: it is not")
-    if all(shard.endswith(".safetensors") for shard in shards):
-        tensors.sort(key=lambda tensor: natural_order(tensor.name))
+    tensors.sort(key=lambda tensor: natural_order(tensor.name))  # shards are not in the model's order
     notes = (f"{num_extra} tensors of its shards are not in the index",) if num_extra else ()
     return Weights(tensors, notes=notes)
 
