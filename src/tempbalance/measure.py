@@ -126,8 +126,9 @@ class Measuring:
             if measured.edge is None or job.fit is None:
                 continue
             weight = job.layer.weight()
-            # the entries, their shuffled copy, the order (blocks of 2^25 at most), two Gram matrices
-            num_bytes = 2 * weight.nbytes + 8 * min(weight.numel(), 2**25) + 8 * job.num_eigenvalues**2
+            (num_slices, rows, columns), _ = _sizes(job)
+            # the entries, their shuffled copy, the order (blocks of 2^25) or a float32 copy, two Gram matrices
+            num_bytes = 2 * weight.nbytes + 8 * min(weight.numel(), 2**25) + 8 * num_slices * min(rows, columns) ** 2
             yield Call(partial(_shuffle, job, weight, measured), weight.device.type, num_bytes)
             del weight
 
