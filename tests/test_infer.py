@@ -134,6 +134,11 @@ MODELS = {
     "weight norm": lambda: nn.Sequential(
         parametrizations.weight_norm(nn.Linear(64, 32)), nn.utils.weight_norm(nn.Conv2d(8, 8, 3))
     ),
+    "spectral norm": lambda: nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(64, 32)),
+        nn.utils.spectral_norm(nn.Conv2d(8, 8, 3)),
+        nn.utils.spectral_norm(nn.ConvTranspose2d(8, 16, 3)),
+    ).eval(),
     "pruned": pruned,
     "head without a bias beside an embedding": lambda: nn.ModuleDict(
         {"embed_in": nn.Embedding(100, 64), "embed_out": nn.Linear(64, 100, bias=False)}
@@ -166,6 +171,15 @@ def test_a_tensor_without_entries_is_no_layer():
     assert inferred({"a.weight": torch.randn(64, 64), "b.weight": torch.randn(64, 0, 3, 3)}).others == {
         "b.weight": "empty"
     }
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["weight norm", "spectral norm", "pruned"])
+def test_a_weight_that_is_made_of_others_has_the_values_that_the_module_applies(name):
+    model = MODELS[name]()
+    layers = zip(inferred(model.state_dict()).layers, find_layers(model), strict=True)
+    for ours, theirs in layers:
+        torch.testing.assert_close(ours.weight(), theirs.weight())
 
 
 def test_every_tensor_is_a_layer_or_has_a_reason():

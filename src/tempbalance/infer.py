@@ -29,11 +29,6 @@ _RECURRENT = re.compile(r"^weight_(ih|hh|hr)(_l\d+)?(_reverse)?$")
 _LORA = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
 _SHORTCUT = re.compile(r"short_?cut|down_?sample|skip|residual|identity", re.IGNORECASE)
 _COLOURS = 3  # channels of an image
-_MADE_OF = {  # what stands for a weight, and what it is multiplied with or normed to
-    "weight_orig": "weight_mask",
-    "weight_v": "weight_g",
-    "parametrizations.weight.original1": "parametrizations.weight.original0",
-}
 
 
 @dataclass
@@ -108,22 +103,6 @@ def _beside(tensor: StoredTensor, key: str, by_name: Mapping[str, StoredTensor])
     return by_name.get(f"{owner}.{key}" if owner else key)
 
 
-def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> StoredTensor | None:
-    """The weight that a module applies, where the file holds what it is made of: weight norm and pruning."""
-    for stem, other in _MADE_OF.items():
-        owner = tensor.name.removesuffix(stem)
-        if owner == tensor.name or len(tensor.shape) < 2 or owner + other not in by_name:
-            continue
-        combine = _masked if other.endswith("mask") else _normed
-        load = partial(_combined, combine, tensor.load, by_name[owner + other].load)
-        return StoredTensor(f"{owner}weight", tensor.shape, tensor.dtype, load, tensor.tie)
-    return None
-
-
-def _combined(combine: Callable[[Tensor, Tensor], Tensor], *loads: Callable[[], Tensor]) -> Tensor:
-    return combine(*(load() for load in loads))
-
-
 def _masked(weight: Tensor, mask: Tensor) -> Tensor:
     return weight * mask.to(weight.dtype)
 
@@ -132,6 +111,37 @@ def _normed(direction: Tensor, size: Tensor) -> Tensor:
     dims = [dim for dim, length in enumerate(size.shape) if length == 1] or None
     length = torch.linalg.vector_norm(direction, dim=dims, keepdim=True)
     return direction.mul(size / length)
+
+
+def _spectrally_normed(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    matrix = weight if len(left) == weight.shape[0] else weight.transpose(0, 1)  # of a transposed convolution
+    return weight.div(left @ (matrix.flatten(1) @ right))
+
+
+_PATH = "parametrizations.weight."
+_MADE_OF: tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...] = (  # what a weight is made of, and how
+    ("weight_orig", ("weight_mask",), _masked),
+    ("weight_orig", ("weight_u", "weight_v"), _spectrally_normed),
+    ("weight_v", ("weight_g",), _normed),
+    (f"{_PATH}original1", (f"{_PATH}original0",), _normed),
+    (f"{_PATH}original", (f"{_PATH}0._u", f"{_PATH}0._v"), _spectrally_normed),
+)
+
+
+def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> StoredTensor | None:
+    """The weight that a module applies, where the file holds what it is made of: weight and spectral norm, pruning."""
+    for stem, others, combine in _MADE_OF:
+        owner = tensor.name.removesuffix(stem)
+        names = [owner + other for other in others]
+        if owner == tensor.name or len(tensor.shape) < 2 or not all(name in by_name for name in names):
+            continue
+        load = partial(_combined, combine, tensor.load, *(by_name[name].load for name in names))
+        return StoredTensor(f"{owner}weight", tensor.shape, tensor.dtype, load, tensor.tie)
+    return None
+
+
+def _combined(combine: Callable[..., Tensor], *loads: Callable[[], Tensor]) -> Tensor:
+    return combine(*(load() for load in loads))
 
 
 def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
@@ -146,7 +156,7 @@ def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
         return "bias"
     if _LORA.search(tensor.name):
         return "factor of a LoRA product: its scaling is not in the file"
-    if any(tensor.name.endswith(part) for part in _MADE_OF.values()):
+    if any(tensor.name.endswith(part) for _, others, _ in _MADE_OF for part in others):
         return "part of a weight, scored with it"
     if ".parametrizations." in f".{owner}.":
         return "made into a weight by a parametrization that the file does not hold"
