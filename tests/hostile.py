@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -601,6 +602,12 @@ def distributed_noise(folder: Path) -> Path:
 @case
 def distributed_metadata_is_another_object(folder: Path) -> Path:
     return written(folder / ".metadata", pickle.dumps([1, 2])).parent
+
+
+@case
+def distributed_tensor_without_properties(folder: Path) -> Path:
+    with patch.object(TensorProperties, "__getstate__", lambda _: ()):
+        return distributed(folder, lambda _: None)
 
 
 # what is no file of weights

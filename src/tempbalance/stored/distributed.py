@@ -74,7 +74,7 @@ def read_distributed(folder: Path) -> Weights:
         metadata = read_pickle(content, _KNOWN, _no_persistent_id)
     try:
         tree = _tree(folder, metadata)
-    except (AttributeError, TypeError, ValueError, LookupError) as err:
+    except (AttributeError, TypeError, LookupError) as err:
         raise CheckpointError(f"{METADATA} is not what torch.distributed.checkpoint writes") from err
     found = find_weights(tree, _Tensor)
     return Weights([_stored(name, tensor) for name, tensor in found.tensors.items()], found.under, found.notes)
