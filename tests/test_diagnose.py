@@ -12,6 +12,7 @@ import tempbalance
 from tempbalance.diagnosis import diagnose, list_tensors
 from tempbalance.errors import CheckpointError
 from tempbalance.lab.networks import build_network
+from tempbalance.layers import Layer
 from tests.test_infer import GPT, Experts
 
 
@@ -179,6 +180,33 @@ def test_weights_at_the_ends_of_float64_have_an_alpha_and_valid_json(scale):
     assert row.alpha == pytest.approx(diagnose({"fc.weight": weight})["fc"].alpha)
     assert row.mp_edge is row.num_beyond is row.num_beyond_shuffled is None
     json.dumps(row.to_dict(), allow_nan=False)
+
+
+def test_a_weight_with_many_parts_is_read_once_for_each_pass(monkeypatch):
+    loads = []
+    weight = Layer.weight
+    monkeypatch.setattr(Layer, "weight", lambda layer: loads.append(layer.name) or weight(layer))
+    found = diagnose({"experts.w1": torch.randn(6, 64, 64)})
+    assert len(found["experts.w1"].parts) == 6
+    assert loads == ["experts.w1"] * 2
+
+
+@pytest.mark.parametrize(("rank", "least", "is_scored"), [(8, 50, True), (6, 50, False), (6, 5, True)])
+def test_products_of_adapters_have_a_minimum_of_their_own(rank, least, is_scored, tmp_path):
+    torch.manual_seed(0)
+    down, up = torch.randn(rank, 64), torch.randn(96, rank)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 16}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    factors = {"base_model.model.q.lora_A.weight": down, "base_model.model.q.lora_B.weight": up}
+    save_file(factors, tmp_path / "adapter_model.safetensors")
+    (row,) = diagnose(tmp_path, min_eigenvalues=least)
+    assert row.shape == (96, 64)
+    assert (row.alpha is not None) is is_scored
+    if is_scored:
+        product = (up.double() @ down.double()) * 16 / rank
+        values = torch.linalg.svdvals(product).square().flip(0)[-rank:]
+        assert row.spectra[""] == pytest.approx(values.tolist(), rel=1e-4)
+        assert row.mp_edge is row.num_beyond is None
 
 
 def test_a_data_frame_has_a_row_for_each_layer():

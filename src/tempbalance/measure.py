@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tempbalance.core.marchenko_pastur import count_beyond_shuffled, random_edge
+from tempbalance.core.matrices import Part
 from tempbalance.core.score import NEEDS_FIT, ScoreName, compute_score
 from tempbalance.core.spectrum import Call, Spectrum, side_by_side
 from tempbalance.errors import ScoreError, TempBalanceError
@@ -92,7 +94,10 @@ class Measuring:
 
     def _scoring_of(self, layer: Layer) -> Scoring:
         is_adapter = layer.name in self.inferred.ranks
-        return replace(self.scoring, min_eigenvalues=MIN_ADAPTER_EIGENVALUES) if is_adapter else self.scoring
+        least = (
+            min(MIN_ADAPTER_EIGENVALUES, self.scoring.min_eigenvalues) if is_adapter else self.scoring.min_eigenvalues
+        )
+        return replace(self.scoring, min_eigenvalues=least)
 
     def solve(self) -> None:
         """Spectra, fits and what follows from them."""
@@ -122,14 +127,16 @@ class Measuring:
         side_by_side(self._shuffle_calls(), memory=self.memory)
 
     def _shuffle_calls(self) -> Iterator[Call]:
-        for job, measured in self.measured.items():
-            if measured.edge is None or job.fit is None:
-                continue
-            weight = job.layer.weight()
-            (num_slices, rows, columns), _ = _sizes(job)
-            # the entries, their shuffled copy, the order (blocks of 2^25) or a float32 copy, two Gram matrices
-            num_bytes = 2 * weight.nbytes + 8 * min(weight.numel(), 2**25) + 8 * num_slices * min(rows, columns) ** 2
-            yield Call(partial(_shuffle, job, weight, measured), weight.device.type, num_bytes)
+        jobs = [job for job, measured in self.measured.items() if measured.edge is not None and job.fit is not None]
+        for layer, run in groupby(jobs, lambda job: job.layer):
+            weight = layer.weight()
+            for job in run:
+                part = job.cut(weight)[job.index]
+                # the weight, a part's shuffled copy, the order (blocks of 2^25) or a float32 copy, two Gram matrices
+                num_bytes = weight.nbytes + part.slices.nbytes + 8 * min(part.slices.numel(), 2**25)
+                num_bytes += 8 * part.num_eigenvalues * min(part.slices.shape[1:])
+                yield Call(partial(_shuffle, job, part, self.measured[job]), weight.device.type, num_bytes)
+                del part
             del weight
 
     def rows(self) -> list[DiagnosisRow]:
@@ -181,10 +188,10 @@ def _sizes(job: Job) -> tuple[tuple[int, int, int], int]:
     return (num_slices, rows, columns), slices.numel()
 
 
-def _shuffle(job: Job, weight: Tensor, measured: _Measured) -> None:
+def _shuffle(job: Job, part: Part, measured: _Measured) -> None:
     assert measured.edge is not None
     seed = zlib.crc32(f"{job.layer.name} {job.index}".encode())
-    measured.num_shuffled = count_beyond_shuffled(job.cut(weight)[job.index], edge=measured.edge, seed=seed)
+    measured.num_shuffled = count_beyond_shuffled(part, edge=measured.edge, seed=seed)
 
 
 def _combine(name: str, values: Sequence[float | None]) -> float | None:
