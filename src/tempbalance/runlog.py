@@ -3,6 +3,7 @@
     recipe.json      all options, with versions
     metrics.jsonl    a line an epoch
     layers.jsonl     a line per layer and scoring
+    steps.jsonl      a line per layer and noted step, where the recipe asks for it
     last.ckpt        the state after the last epoch, previous.ckpt that before it, each with its SHA-256 beside it
     best.ckpt        the network with the best test accuracy so far
     result.json      only when the run is complete
@@ -66,6 +67,11 @@ class RunFolder:
         """A line for each layer and scoring."""
         return _read_lines(self.path / "layers.jsonl")
 
+    @property
+    def steps(self) -> list[Line]:
+        """A line for each layer and noted step."""
+        return _read_lines(self.path / "steps.jsonl")
+
     def write_recipe(self, recipe: Line) -> None:
         """Start the run."""
         _write_json(self.path / "recipe.json", recipe)
@@ -74,9 +80,9 @@ class RunFolder:
         """End the run."""
         _write_json(self.path / "result.json", result)
 
-    def append(self, metrics: Iterable[Line] = (), layers: Iterable[Line] = ()) -> None:
+    def append(self, metrics: Iterable[Line] = (), layers: Iterable[Line] = (), steps: Iterable[Line] = ()) -> None:
         """Add lines to the logs."""
-        for name, lines in (("metrics.jsonl", metrics), ("layers.jsonl", layers)):
+        for name, lines in (("metrics.jsonl", metrics), ("layers.jsonl", layers), ("steps.jsonl", steps)):
             text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
             if text:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -85,7 +91,7 @@ class RunFolder:
 
     def rewind(self, epoch: int) -> None:
         """Forget what the logs say of epochs after this one, which will be trained again."""
-        for path in (self.path / "metrics.jsonl", self.path / "layers.jsonl"):
+        for path in (self.path / f"{name}.jsonl" for name in ("metrics", "layers", "steps")):
             if path.exists():
                 kept = [text for text, line in _read_texts(path) if line["epoch"] <= epoch]
                 write_whole(path, b"".join(text + b"\n" for text in kept))

@@ -144,7 +144,9 @@ class Dataset:
     flip: bool = True
 
 
-def load_data(name_or_path: str, *, cache: Path | None = None, limit: int | None = None) -> ImageData:
+def load_data(
+    name_or_path: str, *, cache: Path | None = None, limit: int | None = None, test_limit: int | None = None
+) -> ImageData:
     """Load a known dataset, an ``.npz`` file or a folder of class folders.
 
     One's own data is cropped and flipped when training.
@@ -156,27 +158,37 @@ def load_data(name_or_path: str, *, cache: Path | None = None, limit: int | None
             JPEG, BMP or WebP files), all of one size; gray if all are, otherwise in colour, without transparency.
         cache: Where downloads are kept; see `cache_folder`.
         limit: Keep only so many training and so many test images, always the same, chosen from all over the data.
+        test_limit: Keep so many test images; ``None`` for ``limit``.
 
     Raises:
         ValueError: If there is no such dataset, or a file holds something else than described.
         DownloadError: If the dataset is neither in the cache nor to be had.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"limit must be a whole number of at least 1, got {limit!r}")
+    for name, value in {"limit": limit, "test_limit": test_limit}.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    limits = (limit, limit if test_limit is None else test_limit)
     check_dataset(name_or_path)
     if name_or_path in DATASETS:
         known = DATASETS[name_or_path]
         train, test = known.load(cache)
-        return _build(name_or_path, train, test, known.num_classes, limit=limit, crop=known.crop, flip=known.flip)
+        return _build(name_or_path, train, test, known.num_classes, limits=limits, crop=known.crop, flip=known.flip)
     path = Path(name_or_path).expanduser()
     train, test, num_classes = load_folder(path) if path.is_dir() else load_npz(path)
-    return _build(path.resolve().stem, train, test, num_classes, limit=limit, crop=True, flip=True)
+    return _build(path.resolve().stem, train, test, num_classes, limits=limits, crop=True, flip=True)
 
 
 def _build(
-    name: str, train: Split, test: Split, num_classes: int, *, limit: int | None, crop: bool, flip: bool
+    name: str,
+    train: Split,
+    test: Split,
+    num_classes: int,
+    *,
+    limits: tuple[int | None, int | None],
+    crop: bool,
+    flip: bool,
 ) -> ImageData:
-    chosen = [_choose(each, limit) for split in (train, test) for each in split]
+    chosen = [_choose(each, limit) for split, limit in zip((train, test), limits, strict=True) for each in split]
     arrays = [np.require(each, requirements=["C", "W"]) for each in chosen]
     train_images, train_labels, test_images, test_labels = map(torch.from_numpy, arrays)
     mean, std = _statistics(train_images)

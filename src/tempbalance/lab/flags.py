@@ -28,12 +28,14 @@ _TEXTS = {
     "momentum": (RECIPE, "Of SGD and its relatives."),
     "weight_decay": (RECIPE, "Of every optimizer."),
     "limit": (RECIPE, "Use only so many images of the training and of the test set."),
+    "test_limit": (RECIPE, "Use only so many images of the test set; without it as many as --limit."),
     "scale_range": (BALANCING, "Smallest and largest scale of a balanced method."),
     "tail": (BALANCING, f"How a tail is fitted: {', '.join(TAILS)}."),
     "tail_fraction": (BALANCING, "With median, how much of the spectrum is the tail."),
     "score": (BALANCING, f"What layers are ranked by: {', '.join(SCORES)}."),
     "assignment": (BALANCING, f"From scores to scales: {', '.join(ASSIGNMENTS)}."),
     "interval": (BALANCING, "Epochs between scorings."),
+    "interval_steps": (BALANCING, "Steps between scorings, instead of epochs."),
     "start": (BALANCING, "Epochs before the first scoring."),
     "score_first": (BALANCING, "Score the first layer too."),
     "score_last": (BALANCING, "Score the last layer too."),
@@ -45,6 +47,7 @@ _TEXTS = {
     "lookahead_alpha": (METHOD, "How far lookahead goes towards the fast weights."),
     "log_gradients": (LOGGING, "Add gradient norms to layers.jsonl."),
     "log_eigenvalues": (LOGGING, "Add spectra to layers.jsonl."),
+    "log_steps": (LOGGING, "Note gradient norms, and with --log-eigenvalues spectra, every so many steps too."),
 }
 
 

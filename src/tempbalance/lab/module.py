@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -47,7 +48,9 @@ class RecipeModule(LightningModule):
                 width=recipe.width,
             )
         self.progress: dict[str, Any] = {"seconds": 0.0, "best_accuracy": -1.0, "best_epoch": 0}
+        self.timings: dict[str, list[float]] = {"epoch": [], "balancing": []}
         self.metrics: Line = {}
+        self.step_lines: list[Line] = []
         self._loaded: dict[str, Any] | None = None
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -63,7 +66,7 @@ class RecipeModule(LightningModule):
             tail_fraction=recipe.tail_fraction,
             score=recipe.score,  # type: ignore[arg-type]
             assignment=recipe.assignment if self.method.balanced else "linear",  # type: ignore[arg-type]
-            interval=recipe.interval,
+            interval=recipe.interval if recipe.interval_steps is None else recipe.epochs + 1,
             start=recipe.start,
             score_first=recipe.score_first,
             score_last=recipe.score_last,
@@ -96,6 +99,8 @@ class RecipeModule(LightningModule):
         """Begin the epoch's sums, and note the rates it is trained with."""
         rates = [float(rate) for rate in self.scheduler.get_last_lr()]
         self.metrics = {"epoch": self.current_epoch + 1, "lr_min": min(rates), "lr_max": max(rates)}
+        self.step_lines = []
+        self._epoch_started, self._balanced_before = time.monotonic(), sum(self.timings["balancing"])
         self._sums = {stage: torch.zeros(3, dtype=torch.float64, device=self.device) for stage in ("train", "test")}
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
@@ -112,14 +117,26 @@ class RecipeModule(LightningModule):
             self._log({"loss": mean})
         return loss
 
+    def on_validation_start(self) -> None:
+        """Stop the clock of the epoch."""
+        self._epoch_ended = time.monotonic()
+
     def validation_step(self, batch: Batch, _: int) -> None:
         """Add a test batch to the epoch's sums."""
         self._loss(batch, "test")
 
     def on_before_optimizer_step(self, _: torch.optim.Optimizer) -> None:
-        """Add what the regulariser asks for."""
+        """Note gradients as the loss has them, then add what the regulariser asks for."""
+        if self.recipe.log_steps is not None and self.global_step % self.recipe.log_steps == 0:
+            self.step_lines += self._layer_gradients()
         if self.regularizer is not None:
             self.regularizer.add_gradients()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Balance, where that is counted in steps."""
+        every = self.recipe.interval_steps
+        if every is not None and self.global_step % every == 0 and self.current_epoch >= self.recipe.start:
+            self._timed_balancing(self.scheduler.rescore)
 
     def on_train_epoch_end(self) -> None:
         """Work out the epoch's metrics and step the scheduler.
@@ -136,7 +153,18 @@ class RecipeModule(LightningModule):
             self.progress.update(best_accuracy=self.metrics["test_accuracy"], best_epoch=self.metrics["epoch"])
         self.progress["seconds"] = time.monotonic() - self._started
         self._log(self.metrics)
-        self.scheduler.step()
+        balancing = sum(self.timings["balancing"]) - self._balanced_before
+        self.timings["epoch"].append(self._epoch_ended - self._epoch_started - balancing)
+        if self.recipe.interval_steps is None and self.recipe.scores_after(self.metrics["epoch"]):
+            self._timed_balancing(self.scheduler.step)
+        else:
+            self.scheduler.step()
+
+    def result(self) -> Line:
+        """What the run came to beside its last epoch; an epoch's seconds are of training alone, without balancing."""
+        means = {f"{name}_seconds": fmean(each) for name, each in self.timings.items() if each}
+        spreads = {f"{name}_seconds_std": stdev(each) for name, each in self.timings.items() if len(each) > 1}
+        return {**self.progress, **means, **spreads, "num_balancings": len(self.timings["balancing"])}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what Lightning does not know of."""
@@ -145,12 +173,14 @@ class RecipeModule(LightningModule):
             "scheduler": self.scheduler.state_dict(),
             "regularizer": regularizer,
             "progress": dict(self.progress),
+            "timings": {name: list(each) for name, each in self.timings.items()},
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep it until the optimizer is there."""
         self._loaded = checkpoint["tempbalance"]
         self.progress = self._loaded["progress"]
+        self.timings = self._loaded.get("timings", self.timings)  # none in checkpoints of older versions
 
     def _loss(self, batch: Batch, stage: str) -> Tensor:
         """This process' share of a batch's loss: the mean over all processes is the mean over all images."""
@@ -160,6 +190,26 @@ class RecipeModule(LightningModule):
         num_correct = (outputs.detach().argmax(1) == labels).sum()
         self._sums[stage] += torch.stack([loss.detach().double(), num_correct, num_correct.new_tensor(len(labels))])
         return loss * (self.trainer.world_size / num_images)
+
+    def _timed_balancing(self, balance: Callable[[], None]) -> None:
+        start = time.monotonic()
+        balance()
+        self.timings["balancing"].append(time.monotonic() - start)
+
+    def _layer_gradients(self) -> list[Line]:
+        """A line for each layer: the norm of its weight's gradient before this step, and its spectrum if asked for."""
+        found = []
+        for layer in tempbalance.find_layers(self.network):
+            gradient = layer.parameters[0].grad
+            if gradient is None:
+                continue
+            norm = float(gradient.norm())
+            line: Line = {"epoch": self.current_epoch + 1, "step": self.global_step, "layer": layer.name}
+            line["gradient_norm"] = norm if math.isfinite(norm) else None
+            if self.recipe.log_eigenvalues:
+                line["eigenvalues"] = eigenvalues(layer.weight())
+            found.append(line)
+        return found
 
     def _log(self, values: Line) -> None:
         for logger in self.loggers:
@@ -225,6 +275,12 @@ class _Batches:
         data = self.module.data
         for start, end in self._bounds(len(data.test_images)):
             yield normalize(data.test_images[start:end], data.mean, data.std), data.test_labels[start:end]
+
+
+def eigenvalues(weight: Tensor) -> list[float]:
+    """The spectrum of a layer's weight."""
+    values: list[float] = tempbalance.spectrum(weight).tolist()
+    return values
 
 
 def least_images(recipe: Recipe, num_processes: int) -> int:

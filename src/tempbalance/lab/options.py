@@ -37,7 +37,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
         (
             "epochs", "batch_size", "interval", "min_eigenvalues", "restart_epochs", "restart_factor",
-            "lookahead_steps", "limit",
+            "lookahead_steps", "limit", "test_limit", "interval_steps", "log_steps",
         ),
         ("at least 1", lambda value: value >= 1),
     ),

@@ -48,7 +48,7 @@ def check_all(recipes: Sequence[Recipe], folder: Path, *, precision: str) -> Non
     if is_own_data(first):
         from tempbalance.lab.data import load_data
 
-        digest = load_data(first.dataset, limit=first.limit).digest()
+        digest = load_data(first.dataset, limit=first.limit, test_limit=first.test_limit).digest()
     for recipe in recipes:
         run = RunFolder(folder / recipe.name)
         check_run(run, recipe, precision=precision, digest=digest)

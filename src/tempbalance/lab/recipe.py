@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 import platform
 from collections.abc import Mapping
@@ -47,12 +49,16 @@ class Recipe:
         scale_range: Smallest and largest scale of a balanced method.
         tail, tail_fraction, score, assignment, interval, start, score_first, score_last, min_eigenvalues: As for
             `tempbalance.TempBalance`; ``interval`` and ``start`` in epochs.
+        interval_steps: Balance every so many optimizer steps instead; ``None`` for every ``interval`` epochs.
         snr: Strength of spectral norm regularisation, where the method has it.
         restart_epochs, restart_factor: Of SGDR; ``None`` for half the epochs, rounded up, the paper's (100, 1) of 200.
         lookahead_steps, lookahead_alpha: Of Lookahead.
         limit: Use only so many images of the training and of the test set; ``None`` for all.
+        test_limit: Use only so many images of the test set; ``None`` for ``limit``.
         log_gradients: Whether a layer's line has its gradient norm.
         log_eigenvalues: Whether a layer's line has its spectrum.
+        log_steps: Note each layer's gradient norm every so many steps too, and its spectrum with ``log_eigenvalues``;
+            ``None`` for not.
     """
 
     dataset: str = "digits"
@@ -71,6 +77,7 @@ class Recipe:
     score: str = "alpha"
     assignment: str = "linear"
     interval: int = 1
+    interval_steps: int | None = None
     start: int = 0
     score_first: bool = False
     score_last: bool = False
@@ -81,8 +88,10 @@ class Recipe:
     lookahead_steps: int = 10
     lookahead_alpha: float = 0.8
     limit: int | None = None
+    test_limit: int | None = None
     log_gradients: bool = False
     log_eigenvalues: bool = False
+    log_steps: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in check_options(vars(self), get_type_hints(Recipe)).items():
@@ -100,6 +109,33 @@ class Recipe:
         """Short, for folders and tables."""
         dataset = Path(self.dataset).stem
         return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What tells a run from others: the options that its method uses and that are not at their defaults."""
+        method = find_method(self.method)
+        unused = {
+            "snr": not method.regularized,
+            **dict.fromkeys(("restart_epochs", "restart_factor"), not method.restarts),
+            **dict.fromkeys(("lookahead_steps", "lookahead_alpha"), method.optimizer != "lookahead"),
+            **dict.fromkeys(("scale_range", "assignment"), not method.balanced),
+        }
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if value != defaults[name] and not unused.get(name, False)
+        }
+
+    @property
+    def id(self) -> str:
+        """The name with a checksum of the key: the same for recipes that train the same."""
+        return f"{self.name}-{hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:8]}"
+
+    def scores_after(self, epoch: int) -> bool:
+        """Whether layers are scored at the end of an epoch; epoch 0 is before training."""
+        late = epoch - self.start
+        return late >= 0 and (self.interval_steps is not None or late % self.interval == 0)
 
     def to_dict(self) -> dict[str, Any]:
         """All options as plain values."""
@@ -136,12 +172,10 @@ def versions() -> dict[str, str]:
 
 
 def differences(saved: Recipe, wanted: Recipe) -> list[str]:
-    """The options in which two recipes differ, in words; those of a method that neither has are left out."""
-    ours, theirs = wanted.to_dict(), saved.to_dict()
-    if not any(find_method(each.method).restarts for each in (saved, wanted)):
-        del ours["restart_epochs"]  # follows from the epochs where nobody says it
+    """The options in which two recipes differ, in words; those that neither's method uses are left out."""
+    ours, theirs, names = wanted.to_dict(), saved.to_dict(), {*saved.key, *wanted.key}
     return [
         f"{name}: {theirs[name]!r} in the folder, {value!r} asked for"
         for name, value in ours.items()
-        if theirs[name] != value
+        if name in names and theirs[name] != value
     ]

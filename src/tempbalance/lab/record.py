@@ -14,11 +14,10 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from torch import Tensor
 
 import tempbalance
-from tempbalance.lab.module import RecipeModule, TrainingError
-from tempbalance.lab.recipe import Recipe, versions
+from tempbalance.lab.module import RecipeModule, TrainingError, eigenvalues
+from tempbalance.lab.recipe import versions
 from tempbalance.runlog import Line, RunFolder, RunFolderError, write_whole
 
 
@@ -61,7 +60,7 @@ class Recorder(Checkpoint):
                 f"lacks {_listed(missing)}: put it back, or remove the folder to start again"
             )
         is_scored = bool(checkpoint["tempbalance"]["scheduler"]["scores"])
-        scored = {each for each in range(epoch + 1) if is_scored and is_scoring(pl_module.recipe, each)}
+        scored = {each for each in range(epoch + 1) if is_scored and pl_module.recipe.scores_after(each)}
         if missing := scored - {line["epoch"] for line in self.run.layers}:
             warnings.warn(f"{self.run.path / 'layers.jsonl'} lacks the epochs {_listed(missing)}", stacklevel=2)
 
@@ -98,7 +97,9 @@ class Recorder(Checkpoint):
 
     def _write(self, trainer: Trainer, module: RecipeModule) -> None:
         epoch = module.metrics["epoch"]
-        self.run.append([module.metrics], layer_lines(module, epoch) if is_scoring(module.recipe, epoch) else [])
+        self.run.append(
+            [module.metrics], layer_lines(module, epoch) if module.recipe.scores_after(epoch) else [], module.step_lines
+        )
         if module.progress["best_epoch"] == epoch:
             buffer = io.BytesIO()
             torch.save(module.network.state_dict(), buffer)
@@ -108,12 +109,6 @@ class Recorder(Checkpoint):
 
 def _listed(epochs: set[int]) -> str:
     return ", ".join(map(str, sorted(epochs)[:5])) + (", ..." if len(epochs) > 5 else "")
-
-
-def is_scoring(recipe: Recipe, epoch: int) -> bool:
-    """Whether layers are scored at the end of an epoch; epoch 0 is before training."""
-    late = epoch - recipe.start
-    return late >= 0 and late % recipe.interval == 0
 
 
 def layer_lines(module: RecipeModule, epoch: int) -> list[Line]:
@@ -132,11 +127,6 @@ def layer_lines(module: RecipeModule, epoch: int) -> list[Line]:
             norm = float(weight.grad.norm())
             line["gradient_norm"] = norm if math.isfinite(norm) else None
         if module.recipe.log_eigenvalues:
-            line["eigenvalues"] = _eigenvalues(layers[row.name].weight())
+            line["eigenvalues"] = eigenvalues(layers[row.name].weight())
         lines.append(line)
     return lines
-
-
-def _eigenvalues(weight: Tensor) -> list[float]:
-    values: list[float] = tempbalance.spectrum(weight).tolist()
-    return values

@@ -59,7 +59,7 @@ def train(
     check_run(run, recipe, precision=precision)
     result = finished(run)
     if result is None or is_own_data(recipe):
-        data = load_data(recipe.dataset, cache=cache, limit=recipe.limit)
+        data = load_data(recipe.dataset, cache=cache, limit=recipe.limit, test_limit=recipe.test_limit)
         digest = data.digest()
         check_run(run, recipe, precision=precision, digest=digest)
     if result is not None:
@@ -103,7 +103,7 @@ def _fit(trainer: Trainer, module: RecipeModule, run: RunFolder, tell: Callable[
             "the same command goes on from there"
         ) from err
     # the accuracy after the last epoch, as the paper reports; from the log, for a run that was killed right before this
-    result = {"test_accuracy": run.metrics[-1]["test_accuracy"], **module.progress, "epochs": epochs}
+    result = {"test_accuracy": run.metrics[-1]["test_accuracy"], **module.result(), "epochs": epochs}
     if trainer.is_global_zero:
         run.write_result(result)
     return result
