@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -18,11 +13,12 @@ from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.options import check_dataset
 from tempbalance.lab.recipe import SEEDS, Recipe, read_recipe
-from tempbalance.report.text import shown
 from tempbalance.runlog import RunFolder
+from tempbalance.study_commands import study
+from tempbalance.terminal import answered, messages, out_folder, stoppable
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-messages = Console(stderr=True)
+app.add_typer(study, name="study")
 
 
 def _print_version(asked: bool) -> None:
@@ -84,15 +80,15 @@ def train(
     tensorboard: _TensorBoard = False,
 ) -> None:
     """Train one recipe; the same command on the same folder goes on where it stopped."""
-    with _answered("lab"), _stoppable():
+    with answered("lab"), stoppable():
         given = {**(read_recipe(recipe) if recipe else {}), **options}
         chosen = Recipe.from_dict(given)
-        folder = _folder(out, Path("runs") / chosen.name)
+        folder = out_folder(out, Path("runs") / chosen.name)
         if not RunFolder(folder).is_begun:
             check_dataset(chosen.dataset)
         from tempbalance.lab.compare import doubts
-        from tempbalance.lab.processes import seconds_text
         from tempbalance.lab.start import say, start
+        from tempbalance.lab.view import seconds_text
 
         for doubt in doubts(options, [chosen]):
             say(messages, f"warning: {doubt}")
@@ -145,7 +141,7 @@ def compare(
     tensorboard: _TensorBoard = False,
 ) -> None:
     """Train methods with several seeds each, side by side, and say what the differences amount to."""
-    with _answered("lab"), _stoppable():
+    with answered("lab"), stoppable():
         from tempbalance.lab.compare import (
             comparison_table,
             doubts,
@@ -155,59 +151,27 @@ def compare(
             verdict,
             write_comparison,
         )
-        from tempbalance.lab.processes import check_all, run_all
+        from tempbalance.lab.jobs import Job
+        from tempbalance.lab.processes import check_all, local_pool, train_all
         from tempbalance.report.write import write_runs
 
         given = {**(read_recipe(recipe) if recipe else {}), **options}
         names = [name.strip() for name in methods.split(",")]
         recipes = plan(given, names, SEEDS[:seeds])
-        folder = _folder(out, Path("runs"))
-        check_all(recipes, folder, precision=precision)
+        folder = out_folder(out, Path("runs"))
+        jobs = [Job(each, folder / each.name) for each in recipes]
+        check_all(jobs, precision=precision)
         for line in (headline(recipes), *(f"warning: {doubt}" for doubt in doubts(given, recipes))):
             messages.print(line, markup=False, highlight=False, soft_wrap=True)
-        arguments = ["--device", device, "--precision", precision, "--threads", str(threads)]
-        arguments += ["--log-every", str(log_every), *(["--tensorboard"] if tensorboard else [])]
-        arguments += ["--cache", str(cache)] if cache else []
-        run_all(recipes, folder, num_workers=workers or os.cpu_count() or 1, arguments=arguments, console=messages)
+        settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
+        settings |= {"log_every": log_every, "tensorboard": tensorboard}
+        train_all(jobs, local_pool(settings, num_workers=workers), messages, stop_at_failure=True)
         comparisons = summarize(names, recipes, folder)
         write_comparison(comparisons, recipes, folder)
         Console().print(comparison_table(comparisons))
         (page,) = write_runs([folder / each.name for each in recipes], folder / "report.html")
         for sentence in (*verdict(comparisons), f"The runs are in {folder}, a page to look at them is {page}"):
             typer.echo(sentence)
-
-
-def _folder(given: str | None, default: Path) -> Path:
-    """The folder of ``--out``.
-
-    Raises:
-        ValueError: If it can be none.
-    """
-    if given is not None and not given.strip():
-        raise ValueError(f"out must be a folder, got {given!r}")
-    folder = default if given is None else Path(given)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out must be a folder, {folder} is a file")
-    return folder
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP stop a command as Ctrl-C does; who has them ignored, as nohup has, keeps that."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 _Patterns = Optional[list[str]]  # noqa: UP045
@@ -233,7 +197,7 @@ def diagnose(
     figures: Annotated[Optional[Path], typer.Option(help="Write charts as SVG, PDF and PNG into a folder.")] = None,  # noqa: UP045
 ) -> None:
     """Tell which layers of a checkpoint are over- and under-trained; nothing in the file is executed."""
-    with _answered():
+    with answered():
         from tempbalance.tell import Telling, tell
 
         telling = Telling(form=form, sort=sort, top=top, html=html, figures=figures)
@@ -267,34 +231,11 @@ def report(
     figures: Annotated[Optional[Path], typer.Option(help="Write charts as SVG, PDF and PNG into a folder.")] = None,  # noqa: UP045
 ) -> None:
     """Show runs of the lab on one page: curves, methods, layers over time."""
-    with _answered():
+    with answered():
         from tempbalance.report.write import write_runs
 
         for path in write_runs(runs, html, figures):
             typer.echo(path)
-
-
-@contextmanager
-def _answered(extra: str = "report") -> Iterator[None]:
-    """Turn what went wrong into one line and an exit code."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = ": what was finished is kept, the same command goes on from there" if extra == "lab" else ""
-        messages.print(f"stopped{kept}")
-        sys.exit(130)
-    except ModuleNotFoundError as err:
-        hint = f"this needs more packages, from a clone: pip install -c constraints.txt '.[{extra}]'"
-        messages.print(f"error: {err}: {hint}", markup=False, soft_wrap=True)
-        sys.exit(1)
-    except Exception as err:
-        is_ours = type(err).__module__.startswith("tempbalance")
-        if not is_ours and not isinstance(err, ValueError | TypeError | OSError):
-            raise
-        messages.print(f"error: {shown(err)}", style="red", markup=False, soft_wrap=True, highlight=False)
-        if type(err).__name__ == "InterruptedRunError":
-            sys.exit(130)
-        sys.exit(2 if isinstance(err, ValueError | TypeError) and not is_ours else 1)
 
 
 if __name__ == "__main__":

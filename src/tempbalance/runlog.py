@@ -20,7 +20,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 Line = dict[str, Any]
 
@@ -28,7 +31,11 @@ _CHECKPOINTS = ("new.ckpt", "last.ckpt", "previous.ckpt")  # the newest first
 
 
 class RunFolderError(Exception):
-    """A file of a run that is not what it should be, or a folder that another process has."""
+    """A file of a run that is not what it should be."""
+
+
+class BusyRunError(RunFolderError):
+    """A folder that another process has."""
 
 
 class RunFolder:
@@ -165,20 +172,42 @@ class RunFolder:
         """Keep other processes from training in this folder.
 
         Raises:
-            RunFolderError: If another one does.
+            BusyRunError: If another one does.
         """
-        from filelock import FileLock, Timeout
-
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / "run.lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout as err:
-            raise RunFolderError(f"another process trains in {self.path}") from err
+        if (lock := take_lock(self.path / "run.lock", patience=0.5)) is None:
+            raise BusyRunError(f"another process trains in {self.path}")
         try:
             yield
         finally:
             lock.release()
+
+
+def take_lock(path: Path, *, patience: float = 0) -> BaseFileLock | None:
+    """The lock that a file is, until it is released or this process ends; ``None`` if another one has it.
+
+    Args:
+        path: The file; made if it is not there, and without meaning of its own.
+        patience: Seconds to wait: somebody may just be looking whether the lock is held.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=patience, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        return None
+    return lock
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock that a file is."""
+    if not path.exists():
+        return False
+    if (lock := take_lock(path)) is None:
+        return True
+    lock.release()
+    return False
 
 
 def write_whole(path: Path, content: bytes) -> None:

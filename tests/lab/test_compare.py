@@ -18,7 +18,8 @@ from tempbalance.lab.compare import (
     verdict,
     write_comparison,
 )
-from tempbalance.lab.processes import CompareError, check_all, seconds_text
+from tempbalance.lab.jobs import Job
+from tempbalance.lab.processes import check_all
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import OtherRunError
 from tempbalance.runlog import RunFolder
@@ -29,6 +30,10 @@ def finished(folder: Path, recipe: Recipe, accuracy: float, alphas: list[float])
     run.write_recipe({"recipe": recipe.to_dict(), "versions": {}})
     run.append(layers=[{"epoch": 5, "layer": str(i), "alpha": alpha} for i, alpha in enumerate(alphas)])
     run.write_result({"test_accuracy": accuracy, "best_accuracy": accuracy, "best_epoch": 1, "seconds": 1.0})
+
+
+def jobs(recipes: list[Recipe], folder: Path) -> list[Job]:
+    return [Job(recipe, folder / recipe.name) for recipe in recipes]
 
 
 def three_seeds(folder: Path) -> tuple[list[Recipe], list[Comparison]]:
@@ -133,41 +138,19 @@ def test_what_may_not_have_been_meant_is_told():
 
 def test_old_results_do_not_pass_for_those_of_a_new_recipe(tmp_path):
     recipes, _ = three_seeds(tmp_path)
-    check_all(recipes, tmp_path, precision="32-true")
+    check_all(jobs(recipes, tmp_path), precision="32-true")
     with pytest.raises(OtherRunError, match="epochs: 12 in the folder, 13 asked for"):
-        check_all(plan({"epochs": 13}, ["cal", "tb"], [43]), tmp_path, precision="32-true")
+        check_all(jobs(plan({"epochs": 13}, ["cal", "tb"], [43]), tmp_path), precision="32-true")
 
 
 def test_missing_packages_and_datasets_are_told_before_anything_is_written(tmp_path, monkeypatch):
     recipes = plan({"dataset": "cifar11"}, ["cal"], [43])
     with pytest.raises(ValueError, match="unknown dataset 'cifar11': did you mean 'cifar10'"):
-        check_all(recipes, tmp_path / "runs", precision="32-true")
+        check_all(jobs(recipes, tmp_path / "runs"), precision="32-true")
     monkeypatch.setattr(processes, "find_spec", lambda name: None if name in ("yaml", "PIL") else find_spec(name))
     with pytest.raises(ModuleNotFoundError, match="not installed: PIL, yaml"):
-        check_all(recipes, tmp_path / "runs", precision="32-true")
+        check_all(jobs(recipes, tmp_path / "runs"), precision="32-true")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("output", "quoted"),
-    [
-        ("epoch 1\nerror: too bad; and\n  more\n", "exit code 3: too bad; and\n  more (all it said:"),
-        ("error: the first\nerror: the second", "exit code 3: the second (all"),
-        ("Traceback\n  somewhere\nKilled by a bug\n", "exit code 3: Killed by a bug (all"),
-        ("", "exit code 3: no message (all"),
-    ],
-)
-def test_a_run_that_fails_is_quoted(tmp_path, output, quoted):
-    (tmp_path / "output.txt").write_text(output)
-    processes._check(0, tmp_path)
-    with pytest.raises(CompareError) as caught:
-        processes._check(3, tmp_path)
-    assert quoted in str(caught.value)
-    assert "output.txt" in str(caught.value)
-
-
-def test_seconds_have_a_tenth_below_ten():
-    assert [seconds_text(each) for each in (0.04, 9.94, 10.4, 3600.6)] == ["0.0 s", "9.9 s", "10 s", "3601 s"]
 
 
 def test_a_comparison_begins_with_what_it_trains():

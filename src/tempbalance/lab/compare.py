@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.statistics import half_interval, verdict_text
 from tempbalance.runlog import RunFolder, write_whole
 
 SMALL = {"epochs": 12, "width": 0.25}  # what ends within minutes on two cores with the digits
@@ -96,21 +96,11 @@ def summarize(methods: Sequence[str], recipes: Sequence[Recipe], folder: Path) -
                 fmean(accuracies),
                 stdev(accuracies) if len(accuracies) > 1 else None,
                 fmean(differences),
-                _half_interval(differences),
+                half_interval(differences),
                 fmean(spreads) if spreads else None,
             )
         )
     return found
-
-
-def _half_interval(differences: list[float]) -> float | None:
-    """Half the width of the 95 % interval of the mean of paired differences, by Student's t."""
-    if len(differences) < 2:
-        return None
-    from scipy.stats import t  # type: ignore[import-untyped]
-
-    factor = float(t.ppf(0.975, len(differences) - 1))
-    return factor * stdev(differences) / math.sqrt(len(differences))
 
 
 def _alpha_spread(run: RunFolder) -> float | None:
@@ -159,12 +149,6 @@ def verdict(comparisons: Sequence[Comparison]) -> list[str]:
     """What was measured, in words, also where the first method wins."""
     sentences = []
     for each in comparisons[1:]:
-        sentence = f"{each.method} - {comparisons[0].method} = {each.difference:+.2f} points"
-        if each.interval is None:
-            sentences.append(f"{sentence} with one seed, which tells nothing about the spread.")
-            continue
-        low, high = each.difference - each.interval, each.difference + each.interval
-        shown = low > 0 or high < 0
-        told = "a difference" if shown else f"{len(each.accuracies)} seeds do not show a difference"
-        sentences.append(f"{sentence}, 95 % interval {low:+.2f} to {high:+.2f}: {told}.")
+        found = verdict_text(each.difference, each.interval, num_seeds=len(each.accuracies))
+        sentences.append(f"{each.method} - {comparisons[0].method} = {found}")
     return sentences

@@ -23,6 +23,7 @@ _TEXTS = {
     "method": (RECIPE, f"{', '.join(METHODS)}; tb+ goes before any other too."),
     "seed": (RECIPE, "All randomness follows from it and the epoch."),
     "epochs": (RECIPE, "How long to train."),
+    "stop_after": (RECIPE, "Train only the first so many of these epochs, at the rates of all."),
     "lr": (RECIPE, "Initial rate; without it the method's own, for SGD 0.1 and with VGG 0.05."),
     "batch_size": (RECIPE, "Images a step, over all devices."),
     "momentum": (RECIPE, "Of SGD and its relatives."),

@@ -36,7 +36,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "lookahead_alpha": ("above 0 and below 1", lambda value: 0 < value < 1),
     **dict.fromkeys(
         (
-            "epochs", "batch_size", "interval", "min_eigenvalues", "restart_epochs", "restart_factor",
+            "epochs", "stop_after", "batch_size", "interval", "min_eigenvalues", "restart_epochs", "restart_factor",
             "lookahead_steps", "limit", "test_limit", "interval_steps", "log_steps",
         ),
         ("at least 1", lambda value: value >= 1),

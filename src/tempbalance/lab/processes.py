@@ -1,160 +1,103 @@
-"""Training several recipes, each in a process of its own."""
+"""What is needed before many runs are started, and saying at the end which failed."""
 
 from __future__ import annotations
 
-import json
+import os
+import shutil
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tempbalance.lab.jobs import Executor, Job, Settings
 from tempbalance.lab.options import check_dataset
+from tempbalance.lab.pool import Pool
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import check_run, finished, is_own_data
-from tempbalance.runlog import RunFolder, write_whole
+from tempbalance.lab.sweep import sweep
+from tempbalance.lab.view import SweepView
 
 _PACKAGES = ("lightning", "PIL", "pooch", "pytorch_optimizer", "yaml", "sklearn", "scipy", "tensorboard")
-_PATIENCE = 60  # seconds for a process that is asked to stop
+_MOST_TOLD = 5  # failures quoted in a message
 
 
-class CompareError(Exception):
-    """A comparison of which a run failed, and what it said."""
+class SweepError(Exception):
+    """Runs that failed, and what they said."""
 
 
-def check_all(recipes: Sequence[Recipe], folder: Path, *, precision: str) -> None:
+def check_all(jobs: Sequence[Job], *, precision: str) -> None:
     """Refuse, before anything is started or written, what would fail or would be compared wrongly.
 
     Args:
-        recipes: All of one dataset and limit.
-        folder: Where their runs are or will be.
+        jobs: What is to be trained.
         precision: Of Lightning.
 
     Raises:
         ModuleNotFoundError: If a package of the lab is not installed.
-        ValueError: If the dataset is not there or not as it should be.
+        ValueError: If a dataset is not there or not as it should be.
         OtherRunError: If a folder holds a run of another recipe.
         RunFolderError: If a file of a run is damaged.
     """
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise ModuleNotFoundError(f"not installed: {', '.join(missing)}")
-    first, digest = recipes[0], None
-    check_dataset(first.dataset)
-    if is_own_data(first):
-        from tempbalance.lab.data import load_data
+    for dataset in dict.fromkeys(job.recipe.dataset for job in jobs):
+        check_dataset(dataset)
+    digests: dict[tuple[str, int | None, int | None], str | None] = {}
+    for job in jobs:
+        recipe = job.recipe
+        data = (recipe.dataset, recipe.limit, recipe.test_limit)
+        if data not in digests:
+            digests[data] = _digest(recipe) if is_own_data(recipe) else None
+        check_run(job.run, recipe, precision=precision, digest=digests[data])
+        finished(job.run)
 
-        digest = load_data(first.dataset, limit=first.limit, test_limit=first.test_limit).digest()
-    for recipe in recipes:
-        run = RunFolder(folder / recipe.name)
-        check_run(run, recipe, precision=precision, digest=digest)
-        finished(run)
+
+def _digest(recipe: Recipe) -> str:
+    from tempbalance.lab.data import load_data
+
+    return load_data(recipe.dataset, limit=recipe.limit, test_limit=recipe.test_limit).digest()
 
 
-def run_all(
-    recipes: Sequence[Recipe], folder: Path, *, num_workers: int, arguments: Sequence[str], console: Console
-) -> None:
-    """Train each recipe in ``folder / recipe.name``, so many at a time.
+def local_pool(settings: Settings, *, num_workers: int | None) -> Pool:
+    """A pool on this machine: a process for each GPU that may be used, otherwise for each core.
 
     Args:
-        recipes: What to train; runs that are complete already are left as they are.
-        folder: Where the runs go.
-        num_workers: Processes at a time.
-        arguments: More arguments for ``tempbalance train``.
-        console: Where progress is shown: a bar in a terminal, otherwise a line for each run that ends.
-
-    Raises:
-        CompareError: If a run fails; the others are stopped and can be gone on with.
+        settings: Of each process; ``threads`` of ``None`` becomes its share of the cores.
+        num_workers: How many at a time; ``None`` for as many as there are GPUs or cores.
     """
-    waiting = [recipe for recipe in recipes if RunFolder(folder / recipe.name).result is None]
-    total = sum(recipe.epochs for recipe in recipes)
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    with _shown(console, total) as show, _stopped_at_the_end(running):
-        while waiting or running:
-            while waiting and len(running) < num_workers:
-                recipe = waiting.pop(0)
-                running[recipe.name] = _start(recipe, folder, arguments)
-            time.sleep(0.2)
-            for name, process in list(running.items()):
-                if process.poll() is not None:
-                    del running[name]
-                    _check(process.returncode, folder / name)
-                    _tell(console, folder / name)
-            show(sum(len(RunFolder(folder / recipe.name).metrics) for recipe in recipes), list(running))
+    gpus = _gpus() if settings["device"] in ("auto", "gpu", "cuda") else []
+    num_cores = os.cpu_count() or 1
+    num_workers = num_workers or len(gpus) or max(1, num_cores // (settings["threads"] or 1))
+    threads = settings["threads"] or max(1, num_cores // num_workers)
+    return Pool(num_workers, {**settings, "threads": threads}, gpus=gpus)
 
 
-def _start(recipe: Recipe, folder: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that Ctrl-C reaches it through this process alone."""
-    run = folder / recipe.name
-    asked = run / "asked.json"
-    write_whole(asked, json.dumps(recipe.to_dict(), indent=2).encode())
-    command = [sys.executable, "-m", "tempbalance.cli", "train", "--recipe", str(asked), "--out", str(run), *arguments]
-    with (run / "output.txt").open("wb") as output:
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-
-
-def _check(code: int, run: Path) -> None:
-    """Quote what a failed run said last.
-
-    Raises:
-        CompareError: If the code is not 0.
-    """
-    if code != 0:
-        said = (run / "output.txt").read_text(encoding="utf-8", errors="replace").strip()
-        _, found, error = f"\n{said}".rpartition("\nerror: ")
-        message = error if found else said.rpartition("\n")[2] or "no message"
-        raise CompareError(
-            f"the run in {run} ended with exit code {code}: {message} (all it said: {run / 'output.txt'})"
-        )
-
-
-def _tell(console: Console, run: Path) -> None:
-    result = finished(RunFolder(run))
-    assert result is not None
-    if not console.is_terminal:
-        text = f"{run.name}: test accuracy {result['test_accuracy']:.2f} %, {seconds_text(result['seconds'])}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def seconds_text(seconds: float) -> str:
-    """Whole seconds, below ten with a tenth."""
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-@contextmanager
-def _stopped_at_the_end(running: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Leave no process behind."""
-    try:
-        yield
-    finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            try:
-                process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-@contextmanager
-def _shown(console: Console, total: int) -> Iterator[Callable[[int, list[str]], None]]:
-    """One bar for all runs, in epochs."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("epochs,"),
-        TimeElapsedColumn(),
-        TextColumn("elapsed"),
+def _gpus() -> list[int]:
+    """The GPUs that NVIDIA's tool lists, or those of them that CUDA_VISIBLE_DEVICES leaves."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, check=False).stdout
+    found = [line for line in listed.splitlines() if line.startswith("GPU ")]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (
+        list(range(len(found))) if visible is None else [int(each) for each in visible.split(",") if each.isdecimal()]
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("training", total=total)
 
-        def show(done: int, names: list[str]) -> None:
-            progress.update(task, completed=done, description=", ".join(names) or "training")
 
-        yield show
+def train_all(
+    jobs: Sequence[Job], executor: Executor, console: Console, *, retries: int = 5, stop_at_failure: bool = False
+) -> None:
+    """Train jobs and show how it goes.
+
+    Raises:
+        SweepError: If any failed, when all others are complete, or at once if that is asked for.
+    """
+    view = SweepView(jobs, console, num_slots=executor.num_slots)
+    failures = sweep(jobs, executor, view, retries=retries, stop_at_failure=stop_at_failure)
+    if failures:
+        told = [f"the run in {job.folder} failed: {said}" for job, said in list(failures.items())[:_MOST_TOLD]]
+        if len(failures) > _MOST_TOLD:
+            told.append(f"and {len(failures) - _MOST_TOLD} more")
+        raise SweepError("; ".join(told) + " (a traceback is in failure.txt, all a run said in output.txt)")

@@ -42,6 +42,7 @@ class Recipe:
         method: A known method, or ``tb+`` one.
         seed: All randomness follows from it and the epoch.
         epochs: How long.
+        stop_after: Train only the first so many of these epochs, at the rates of all; ``None`` for all.
         lr: Initial rate; ``None`` for the method's own.
         batch_size: Images a step.
         momentum: Of SGD and its relatives.
@@ -67,6 +68,7 @@ class Recipe:
     method: str = "tb"
     seed: int = SEEDS[0]
     epochs: int = 200
+    stop_after: int | None = None
     lr: float | None = None
     batch_size: int = 128
     momentum: float = 0.9
@@ -109,6 +111,11 @@ class Recipe:
         """Short, for folders and tables."""
         dataset = Path(self.dataset).stem
         return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}"
+
+    @property
+    def num_epochs(self) -> int:
+        """How many epochs are trained."""
+        return self.epochs if self.stop_after is None else min(self.epochs, self.stop_after)
 
     @property
     def key(self) -> dict[str, Any]:

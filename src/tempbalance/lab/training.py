@@ -68,7 +68,7 @@ def train(
     module = RecipeModule(recipe, data)
     try:
         trainer = Trainer(
-            max_epochs=recipe.epochs,
+            max_epochs=recipe.num_epochs,
             callbacks=[Recorder(run, digest=digest, tell=tell), *(callbacks or [])],
             precision=precision,  # type: ignore[arg-type]
             enable_progress_bar=False,
@@ -92,7 +92,7 @@ def _fit(trainer: Trainer, module: RecipeModule, run: RunFolder, tell: Callable[
     """
     if (done := finished(run)) is not None:  # by the process that had the lock
         return done
-    epochs, checkpoint = module.recipe.epochs, run.checkpoint()
+    epochs, checkpoint = module.recipe.num_epochs, run.checkpoint()
     if checkpoint is None and run.damaged:
         tell(f"{' and '.join(run.damaged)} in {run.path} damaged: starting again")
     try:

@@ -84,7 +84,9 @@ def _curves(data: list[Datum], methods: list[str], quantity: str, unit: str) -> 
         "axis": alt.Axis(grid=not is_log),
     }
     base = (
-        alt.Chart(DATA).transform_filter(f"datum.stage == {stage}").encode(x=_epochs(), y=alt.Y("mean:Q", **y_options))
+        alt.Chart(DATA)
+        .transform_filter(f"datum.stage == {stage}")
+        .encode(x=epoch_axis(), y=alt.Y("mean:Q", **y_options))
     )
     looks = by_method(len(methods))
     band = base.mark_area(opacity=0.18, aria=False).encode(
@@ -103,7 +105,8 @@ def _curves(data: list[Datum], methods: list[str], quantity: str, unit: str) -> 
     )
 
 
-def _epochs() -> alt.X:
+def epoch_axis() -> alt.X:
+    """Epochs as numbers."""
     return alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(nice=False))
 
 
@@ -118,17 +121,9 @@ def _hover(base: alt.Chart) -> alt.Chart:
 
 
 def _map(data: list[Datum], methods: list[str], names: list[str], quantity: str, title: str) -> alt.TopLevelMixin:
-    height = alt.Step(16) if len(names) <= 30 else 480
     chart = (
-        alt.Chart(DATA)
-        .mark_rect()
-        .encode(
-            x=alt.X("epoch:O", axis=alt.Axis(labelOverlap="greedy", labelAngle=0, title="epoch")),
-            y=alt.Y("layer:O", title=None, axis=alt.Axis(labelExpr=_LAYER, labelLimit=110, labelOverlap="greedy")),
-            color=alt.Color(f"{quantity}:Q", scale=alt.Scale(scheme="viridis", zero=False), legend=_gradient(title)),
-            tooltip=[alt.Tooltip("epoch:O"), alt.Tooltip(f"{quantity}:Q", format=".4g")],
-        )
-        .properties(width=260, height=height)
+        heat_map(quantity, title, len(names))
+        .properties(width=260)
         .facet(facet=_facet(), columns=min(2, len(methods)))
         .add_params(names_param("method_names", methods), names_param("layer_names", names))
     )
@@ -141,8 +136,21 @@ def _map(data: list[Datum], methods: list[str], names: list[str], quantity: str,
     )
 
 
-def _gradient(title: str) -> alt.Legend:
-    return alt.Legend(title=title.lower(), orient="bottom", gradientLength=200, direction="horizontal")
+def heat_map(quantity: str, title: str, num_layers: int) -> alt.Chart:
+    """Layers, called as ``layer_names`` says, by epochs, coloured by the quantity."""
+    legend = alt.Legend(title=title.lower(), orient="bottom", gradientLength=200, direction="horizontal")
+    cells: alt.Chart = (
+        alt.Chart(DATA)
+        .mark_rect()
+        .encode(
+            x=alt.X("epoch:O", axis=alt.Axis(labelOverlap="greedy", labelSeparation=5, labelAngle=0, title="epoch")),
+            y=alt.Y("layer:O", title=None, axis=alt.Axis(labelExpr=_LAYER, labelLimit=110, labelOverlap="greedy")),
+            color=alt.Color(f"{quantity}:Q", scale=alt.Scale(scheme="viridis", zero=False), legend=legend),
+            tooltip=[alt.Tooltip("epoch:O"), alt.Tooltip(f"{quantity}:Q", format=".4g")],
+        )
+        .properties(height=alt.Step(16) if num_layers <= 30 else 480)
+    )
+    return cells
 
 
 def _facet() -> alt.Facet:
@@ -154,7 +162,7 @@ def _boxes(alphas: list[Datum], methods: list[str]) -> alt.TopLevelMixin:
     x = alt.X("alpha:Q", title="alpha (no unit)", scale=alt.Scale(zero=False))
     boxes = base.mark_boxplot(color=BLUE, size=18, extent=1.5, median={"color": "white"}).encode(x=x)
     means = base.mark_point(shape="diamond", filled=True, size=90, color=RED, opacity=1).encode(x="mean(alpha):Q")
-    chart = alt.layer(boxes, means, _two()).add_params(names_param("method_names", methods))
+    chart = alt.layer(boxes, means, mark_two()).add_params(names_param("method_names", methods))
     return finish(
         chart.properties(width="container", height=36 * len(methods) + 24),
         alphas,
@@ -164,10 +172,10 @@ def _boxes(alphas: list[Datum], methods: list[str]) -> alt.TopLevelMixin:
     )
 
 
-def _two() -> alt.Chart:
-    """The value that the paper calls optimal."""
+def mark_two(channel: str = "x") -> alt.Chart:
+    """A dashed line at the value that the paper calls optimal."""
     data = alt.Chart(alt.InlineData(values=[{"two": 2}]))
-    two: alt.Chart = data.mark_rule(color=INK, strokeDash=[5, 4], aria=False).encode(x="two:Q")
+    two: alt.Chart = data.mark_rule(color=INK, strokeDash=[5, 4], aria=False).encode(**{channel: "two:Q"})
     return two
 
 
@@ -204,7 +212,7 @@ def _two_layers(data: list[Datum], methods: list[str], names: list[str]) -> alt.
     lines = [
         base.transform_filter(f"isValid(datum.{quantity})")
         .mark_line(strokeWidth=2, point=True)
-        .encode(x=_epochs(), y=alt.Y(f"{quantity}:Q", title=title, scale=alt.Scale(zero=False)), **looks)
+        .encode(x=epoch_axis(), y=alt.Y(f"{quantity}:Q", title=title, scale=alt.Scale(zero=False)), **looks)
         .properties(width=560, height=160)
         for quantity, title in (("alpha", "alpha (no unit)"), ("rate", "learning rate"))
     ]

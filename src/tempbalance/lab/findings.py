@@ -1,0 +1,174 @@
+"""What the runs of a study came to: the best of each grid, beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from tempbalance.lab.jobs import Job
+from tempbalance.lab.names import pretty
+from tempbalance.lab.paper.rows import PaperResult
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.resume import finished
+from tempbalance.lab.statistics import Paired, paired
+from tempbalance.lab.study import Point, Preset, Study
+from tempbalance.runlog import Line, RunFolder
+
+_NUM_IMAGES = {
+    "digits": (1438, 359), "mnist": (60_000, 10_000), "fashion_mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032), "tiny_imagenet": (100_000, 10_000),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A point and its complete runs.
+
+    Attributes:
+        point: What was trained.
+        runs: Of each seed that is complete.
+        results: How each ended.
+    """
+
+    point: Point
+    runs: Mapping[int, RunFolder]
+    results: Mapping[int, Line]
+
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """Test accuracy in percent after the last epoch, by seed."""
+        return {seed: float(result["test_accuracy"]) for seed, result in self.results.items()}
+
+    @property
+    def mean(self) -> float | None:
+        """Of the accuracies."""
+        return fmean(self.accuracies.values()) if self.results else None
+
+    @property
+    def std(self) -> float | None:
+        """Of the accuracies, that of a sample."""
+        return stdev(self.accuracies.values()) if len(self.results) > 1 else None
+
+    def seconds(self, name: str) -> tuple[float, float | None] | None:
+        """Mean of ``epoch`` or ``balancing`` seconds over the seeds, and of its standard deviations in a run."""
+        means = [result[f"{name}_seconds"] for result in self.results.values() if f"{name}_seconds" in result]
+        spreads = [r[f"{name}_seconds_std"] for r in self.results.values() if f"{name}_seconds_std" in r]
+        return (fmean(means), fmean(spreads) if spreads else None) if means else None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place in a study's table.
+
+    Attributes:
+        labels: What it is, by name.
+        tried: The points of its grid.
+        num_seeds: How many each is to be trained with.
+    """
+
+    labels: Mapping[str, Any]
+    tried: tuple[Tried, ...]
+    num_seeds: int
+
+    @property
+    def paper(self) -> PaperResult | None:
+        """What the paper reports for it."""
+        return next((each.point.paper for each in self.tried if each.point.paper is not None), None)
+
+    @cached_property
+    def best(self) -> Tried | None:
+        """The point with the best mean among those with the most seeds; ``None`` without a complete run."""
+        most = max(len(each.results) for each in self.tried)
+        found = [(each.mean, each) for each in self.tried if each.mean is not None and len(each.results) == most]
+        return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """Those of the best point."""
+        return self.best.accuracies if self.best is not None else {}
+
+    @property
+    def panel(self) -> str:
+        """Network and data."""
+        return f"{pretty(self.labels['model'])}, {pretty(self.labels['dataset'])}"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a study has found so far.
+
+    Attributes:
+        study: Which.
+        preset: In which size.
+        cells: In order.
+    """
+
+    study: Study
+    preset: Preset
+    cells: tuple[Cell, ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """What each point is to be trained with."""
+        return self.study.seeds(self.preset)
+
+    @property
+    def num_runs(self) -> tuple[int, int]:
+        """How many runs are complete, and how many there are to be."""
+        tried = [each for cell in self.cells for each in cell.tried]
+        return sum(len(each.runs) for each in tried), len(tried) * len(self.seeds)
+
+    @property
+    def subtitle(self) -> str:
+        """Preset and data in a line, for every table and figure."""
+        recipes = [each.point.recipe(self.seeds[0]) for cell in self.cells for each in cell.tried]
+        data = "; ".join(dict.fromkeys(map(data_text, recipes)))
+        widths = ", ".join(dict.fromkeys(f"{recipe.width:g}" for recipe in recipes))
+        epochs = ", ".join(dict.fromkeys(_epochs_text(recipe) for recipe in recipes))
+        told = f"preset {self.preset.name}: {data}; width {widths}; {epochs}; seeds {', '.join(map(str, self.seeds))}"
+        done, total = self.num_runs
+        return told if done == total else f"{told}; {done} of {total} runs complete"
+
+    def against(self, cell: Cell) -> Paired | None:
+        """The paired test of a cell against the study's reference; ``None`` for itself or where there is none."""
+        labels = {**cell.labels, **self.study.reference}
+        other = next((each for each in self.cells if each.labels == labels), None)
+        return None if other is None or other is cell else paired(cell.accuracies, other.accuracies)
+
+
+def data_text(recipe: Recipe) -> str:
+    """The data of a recipe with the number of images."""
+    if recipe.dataset not in _NUM_IMAGES:
+        limited = f", at most {recipe.limit:,} images" if recipe.limit else ""
+        return f"{Path(recipe.dataset).name}{limited}"
+    train, test = _NUM_IMAGES[recipe.dataset]
+    train, test = min(train, recipe.limit or train), min(test, recipe.test_limit or recipe.limit or test)
+    return f"{pretty(recipe.dataset)}, {train:,} + {test:,} images"
+
+
+def _epochs_text(recipe: Recipe) -> str:
+    if recipe.num_epochs < recipe.epochs:
+        return f"{recipe.num_epochs} of {recipe.epochs} epochs"
+    return f"{recipe.epochs} epochs"
+
+
+def jobs_of(study: Study, preset: Preset, points: Sequence[Point], folder: Path) -> list[Job]:
+    """The runs that points need, each once, all seeds of a point together."""
+    recipes = [point.recipe(seed) for point in points for seed in study.seeds(preset)]
+    return list({recipe.id: Job(recipe, folder / recipe.id) for recipe in recipes}.values())
+
+
+def find(study: Study, preset: Preset, points: Sequence[Point], folder: Path) -> Findings:
+    """Read what the runs of points have come to."""
+    cells: dict[str, list[Tried]] = {}
+    for point in points:
+        runs = {seed: RunFolder(folder / point.recipe(seed).id) for seed in study.seeds(preset)}
+        results = {seed: result for seed, run in runs.items() if (result := finished(run)) is not None}
+        tried = Tried(point, {seed: runs[seed] for seed in results}, results)
+        cells.setdefault(repr(sorted(point.cell.items())), []).append(tried)
+    num_seeds = len(study.seeds(preset))
+    return Findings(study, preset, tuple(Cell(each[0].point.cell, tuple(each), num_seeds) for each in cells.values()))

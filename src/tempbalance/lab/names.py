@@ -1,0 +1,34 @@
+"""Names as tables and figures print them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_NAMES = {
+    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "tiny_imagenet": "Tiny ImageNet",
+    "digits": "digits", "fashion_mnist": "Fashion-MNIST", "mnist": "MNIST",
+    "resnet18": "ResNet18", "resnet34": "ResNet34", "resnet50": "ResNet50", "resnet101": "ResNet101",
+    "vgg16": "VGG16", "vgg19": "VGG19", "wrn16_8": "WRN16-8", "wrn28_6": "WRN28-6", "mlp": "MLP",
+    "lookahead": "Lookahead", "adam": "Adam", "adamw": "AdamW", "adamp": "AdamP",
+}  # fmt: skip
+_METHODS = ("cal", "snr", "tb", "tb+snr", "sgdr", "lars", "sgdp", "tb+sgdp", "lamb")
+
+
+def pretty(value: Any) -> str:
+    """A value of an option, or the name of data, a network or a method, as the paper writes it.
+
+    Example:
+        >>> pretty("tb+snr"), pretty("wrn16_8"), pretty((0.5, 1.5)), pretty(0.1), pretty("data/own.npz")
+        ('TB+SNR', 'WRN16-8', '(0.5, 1.5)', '0.1', 'own')
+    """
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(pretty, value))})"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if not isinstance(value, str):
+        return str(value)
+    if value in _METHODS:
+        return value.upper()
+    name = Path(value).stem if value.endswith((".npz", "/")) or "/" in value else value
+    return _NAMES.get(value, name)

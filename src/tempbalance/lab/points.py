@@ -1,0 +1,118 @@
+"""Points of a study from the paper's tables, and the same made small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow
+from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.paper.tables import paper_tables
+from tempbalance.lab.study import Point, Preset
+
+NAMED = ("dataset", "model", "method")
+PAPER_STEPS = 390  # of an epoch of CIFAR at batch 128, in which the paper counts
+_LIMIT, _TEST_LIMIT = 10_000, 2_000  # images that small presets use, but for the digits, which have fewer
+_NUM_DIGITS = 1438
+
+
+def table_points(table: str, *varies: str, models: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Point]:
+    """A point for each setting that a table of the paper lists.
+
+    Args:
+        table: Its name.
+        varies: Options that make a cell of their own; others are searched for the best.
+        models: Only these; none for all.
+        methods: Only these; none for all.
+    """
+    found = []
+    for row in paper_tables()[table].rows:
+        if (not models or row.model in models) and (not methods or row.method in methods):
+            found += [_point(row, options, varies) for options in row.points()]
+    return found
+
+
+def _point(row: PaperRow, options: Mapping[str, Any], varies: Sequence[str]) -> Point:
+    names = {name: getattr(row, name) for name in NAMED}
+    chosen = {name: options[name] for name in varies}
+    results = [each for each in row.results if all(each.options[name] == value for name, value in chosen.items())]
+    paper: PaperResult | None = BETTER[row.metric](results, key=lambda each: each.mean) if results else None
+    is_best = paper is not None and all(options[name] == value for name, value in paper.options.items())
+    return Point({**names, **chosen}, {**names, **options}, paper, is_best)
+
+
+def best_points(table: str, *, models: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Point]:
+    """Of each line of a table the point whose number the paper reports."""
+    return [point for point in table_points(table, models=models, methods=methods) if point.is_best]
+
+
+def common_settings() -> dict[str, Any]:
+    """The options that the paper states for all its trainings of images."""
+    said = paper_statements()
+    return {name: said[name].value for name in ("epochs", "batch_size", "weight_decay", "momentum")}
+
+
+def varied(points: Sequence[Point], name: str, values: Sequence[Any]) -> list[Point]:
+    """Each point once with each value of an option, a cell each; the paper's number goes for the first value."""
+    return [
+        replace(
+            point,
+            cell={**point.cell, name: value},
+            options={**point.options, name: value},
+            paper=point.paper if value == values[0] else None,
+        )
+        for point in points
+        for value in values
+    ]
+
+
+def reduced(
+    points: Sequence[Point], preset: Preset, data: Mapping[str, str], *, models: Sequence[str] = ()
+) -> list[Point]:
+    """The paper's points as a preset has them.
+
+    The paper's preset has all of them. In others the data are replaced, of each grid only the paper's best point is
+    trained, or the first where the paper does not say, and widths and epochs are smaller.
+
+    Args:
+        points: The paper's.
+        preset: Which.
+        data: What stands in for each of the paper's datasets; points on others are left out.
+        models: For the smallest preset, only these; none for all.
+    """
+    if preset.is_paper:
+        return list(points)
+    is_smoke = preset.name == "smoke"
+    cells: dict[str, list[Point]] = {}
+    for point in points:
+        if point.cell["dataset"] in data and not (is_smoke and models and point.cell["model"] not in models):
+            cells.setdefault(repr(sorted(point.cell.items())), []).append(point)
+    chosen = [next((each for each in grid if each.is_best), grid[0]) for grid in cells.values()]
+    small: dict[str, Point] = {}
+    for point in chosen:
+        stand_in = "digits" if is_smoke else data[point.cell["dataset"]]
+        each = _small(point, preset, preset.dataset or stand_in)
+        small.setdefault(repr(sorted(each.cell.items())), each)
+    return list(small.values())
+
+
+def _small(point: Point, preset: Preset, dataset: str) -> Point:
+    options = {**point.options, **preset.options, "dataset": dataset}
+    options["width"] = point.options.get("width", 1.0) * preset.width
+    if "limit" not in options and dataset != "digits":
+        options.update(limit=_LIMIT, test_limit=_TEST_LIMIT)
+    if "restart_epochs" in options:
+        share = options["restart_epochs"] / point.options["epochs"]
+        options["restart_epochs"] = max(1, round(options["epochs"] * share))
+    cell = {**point.cell, "dataset": dataset}
+    if "width" in cell:
+        cell["width"] = options["width"]
+    return replace(point, cell=cell, options=options, stands_for=point.cell["dataset"])
+
+
+def steps_like(iterations: int, options: Mapping[str, Any]) -> int:
+    """The same share of an epoch as so many iterations are of the paper's, in steps of an epoch of these options."""
+    num_images = min(_NUM_DIGITS if options["dataset"] == "digits" else 50_000, options.get("limit") or 50_000)
+    num_steps = num_images // int(options["batch_size"])
+    return max(1, round(iterations * num_steps / PAPER_STEPS))

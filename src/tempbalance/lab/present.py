@@ -1,0 +1,191 @@
+"""Tables and charts that several studies make of what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tempbalance.lab.findings import Cell, Findings
+from tempbalance.lab.names import pretty
+from tempbalance.lab.points import NAMED
+from tempbalance.lab.statistics import verdict_text
+from tempbalance.lab.study import Point, Presentation
+from tempbalance.lab.tables import Entry, Number, ResultTable
+
+if TYPE_CHECKING:
+    import altair as alt
+
+_SEARCHED = ("lr", "snr", "scale_range", "restart_epochs", "restart_factor", "lookahead_steps", "lookahead_alpha")
+
+
+def accuracy_table(findings: Findings, *, seconds: bool = False) -> ResultTable:
+    """A row for each cell: accuracy, where it was best, the paper's, and the paired test against CAL."""
+    names = [name for name in findings.cells[0].labels if name not in NAMED]
+    has_test = any(findings.against(cell) for cell in findings.cells)
+    columns = ["data", "network", "method", *(name.replace("_", " ") for name in names)]
+    columns += ["accuracy, %", "seeds", "best at", "paper, %", "difference"]
+    columns += [f"against {reference_text(findings)}", "p"] if has_test else []
+    columns += ["seconds", "paper, seconds"] if seconds else []
+    rows = []
+    for cell in findings.cells:
+        row: list[Entry] = [pretty(cell.labels[name]) for name in (*NAMED, *names)]
+        row += [_accuracy(cell), f"{len(cell.accuracies)} of {cell.num_seeds}", _best_at(cell), *_beside_paper(cell)]
+        row += _tested(findings, cell) if has_test else []
+        row += _timed(cell) if seconds else []
+        rows.append(row)
+    return ResultTable(_caption(findings, has_test=has_test, seconds=seconds), columns, rows)
+
+
+def reference_text(findings: Findings) -> str:
+    """What cells are tested against."""
+    return ", ".join(map(pretty, findings.study.reference.values()))
+
+
+def _accuracy(cell: Cell) -> Entry:
+    if cell.best is None or cell.best.mean is None:
+        return None
+    return Number(cell.best.mean, cell.best.std)
+
+
+def _best_at(cell: Cell) -> str:
+    """The options searched for, of the best point."""
+    if cell.best is None:
+        return ""
+    told = settings_text(cell.best.point, left_out=cell.labels)
+    return told + (f" ({len(cell.tried)} tried)" if len(cell.tried) > 1 else "")
+
+
+def settings_text(point: Point, left_out: Container[str] = NAMED) -> str:
+    """What a point sets of all that is searched or varied, but for the labels that stand beside it."""
+    found = {name: point.options[name] for name in _SEARCHED if name in point.options} | dict(point.cell)
+    return ", ".join(f"{name} {pretty(value)}" for name, value in found.items() if name not in left_out)
+
+
+def _beside_paper(cell: Cell) -> list[Entry]:
+    if cell.paper is None:
+        return [None, None]
+    ours = cell.best.mean if cell.best is not None else None
+    difference = None if ours is None else Number(ours - cell.paper.mean, signed=True)
+    stands_for = cell.tried[0].point.stands_for
+    note = f"({pretty(stands_for)})" if stands_for else ""
+    return [Number(cell.paper.mean, cell.paper.std, note=note), difference]
+
+
+def _tested(findings: Findings, cell: Cell) -> list[Entry]:
+    test = findings.against(cell)
+    if test is None:
+        return [None, None]
+    p_value = None if test.p_value is None else Number(test.p_value, digits=3)
+    return [Number(test.mean, test.interval, signed=True), p_value]
+
+
+def _timed(cell: Cell) -> list[Entry]:
+    found = cell.best.seconds("balancing") if cell.best is not None else None
+    ours = None if found is None else Number(*found, digits=3)
+    theirs = cell.paper
+    if theirs is None or theirs.seconds is None:
+        return [ours, None]
+    return [ours, Number(theirs.seconds, theirs.seconds_std)]
+
+
+def _caption(findings: Findings, *, has_test: bool, seconds: bool) -> str:
+    told = ["Accuracy on the test set after the last epoch, mean ± standard deviation over the seeds."]
+    if has_test:
+        told.append(
+            f"Against {reference_text(findings)}: mean of the differences seed by seed ± half its 95 % interval, in "
+            "points; p of the paired t-test."
+        )
+    if seconds:
+        told.append("Seconds of one balancing, mean ± standard deviation.")
+    if not findings.preset.is_paper and any(cell.paper for cell in findings.cells):
+        told.append("The paper's numbers are of other data, at full width and 200 epochs: compare orders, not values.")
+    return " ".join(told)
+
+
+def verdicts(findings: Findings) -> list[str]:
+    """What the paired tests of balanced methods say, in words."""
+    told = []
+    varied = tuple(findings.study.reference)
+    for cell in findings.cells:
+        test = findings.against(cell)
+        if test is None or not str(cell.labels["method"]).startswith("tb"):
+            continue
+        others = [
+            f"{name.replace('_', ' ')} {pretty(value)}"
+            for name, value in cell.labels.items()
+            if name not in (*NAMED, *varied)
+        ]
+        ours = ", ".join(pretty(cell.labels[name]) for name in varied)
+        where = ", ".join([cell.panel, *others])
+        found = verdict_text(test.mean, test.interval, num_seeds=test.num_pairs)
+        told.append(f"{where}: {ours} - {reference_text(findings)} = {found}")
+    return told
+
+
+def bars(findings: Findings, *names: str, title: str, seconds: bool = False) -> alt.TopLevelMixin:
+    """A bar for each cell, a panel for each network and data, a cross for each point of a grid.
+
+    Args:
+        findings: Of the study.
+        names: The labels that stand under a bar.
+        title: Of the chart.
+        seconds: Whether the time of a balancing goes on a second axis.
+    """
+    from tempbalance.report.study_charts import bar_chart
+    from tempbalance.report.study_data import Bar
+
+    found = []
+    for cell in findings.cells:
+        best, paper = cell.best, cell.paper
+        timed = best.seconds("balancing") if seconds and best is not None else None
+        found.append(
+            Bar(
+                panel=cell.panel,
+                label=", ".join(pretty(cell.labels[name]) for name in names),
+                mean=None if best is None else best.mean,
+                std=None if best is None else best.std,
+                crosses=tuple(each.mean for each in cell.tried if each.mean is not None) if len(cell.tried) > 1 else (),
+                paper=paper.mean if paper is not None and findings.preset.is_paper else None,
+                seconds=None if timed is None else timed[0],
+                seconds_std=None if timed is None else timed[1],
+            )
+        )
+    return bar_chart(
+        found,
+        title=title,
+        subtitle=findings.subtitle,
+        y_title="test accuracy, %",
+        seconds_title="seconds of one balancing" if seconds else None,
+    )
+
+
+def lines(
+    findings: Findings, name: str, *, title: str, x_title: str, series: str = "method", log_x: bool = False
+) -> alt.TopLevelMixin:
+    """Accuracy against an option, a line for each method, or other series, and a panel for each network and data."""
+    from tempbalance.report.study_charts import line_chart
+    from tempbalance.report.study_data import Dot
+
+    dots = [
+        Dot(
+            panel=cell.panel,
+            series=pretty(cell.labels[series]),
+            x=float(cell.labels[name]),
+            mean=None if cell.best is None else cell.best.mean,
+            std=None if cell.best is None else cell.best.std,
+            paper=cell.paper.mean if cell.paper is not None and findings.preset.is_paper else None,
+        )
+        for cell in findings.cells
+    ]
+    return line_chart(
+        dots, title=title, subtitle=findings.subtitle, x_title=x_title, y_title="test accuracy, %", log_x=log_x
+    )
+
+
+def accuracies_with(
+    findings: Findings, chart: Any, caption: str, *, seconds: bool = False, notes: Sequence[str] = ()
+) -> Presentation:
+    """The table of accuracies with one chart, named as the study."""
+    name = findings.study.name
+    table = accuracy_table(findings, seconds=seconds)
+    return Presentation([table], {name: chart}, {name: caption}, [*verdicts(findings), *notes])

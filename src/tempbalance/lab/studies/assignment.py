@@ -1,0 +1,36 @@
+"""TB with four ways from scores to scales."""
+
+from __future__ import annotations
+
+from tempbalance.lab.findings import Findings
+from tempbalance.lab.options import ASSIGNMENTS
+from tempbalance.lab.points import best_points, reduced, varied
+from tempbalance.lab.present import accuracies_with, bars
+from tempbalance.lab.study import Point, Presentation, Preset, Study
+
+
+def points(preset: Preset) -> list[Point]:
+    """The four networks on CIFAR-100, with each assignment."""
+    networks = ("resnet18", "resnet34", "vgg16", "vgg19")
+    found = [
+        point for point in best_points("main", models=networks, methods=("tb",)) if point.cell["dataset"] == "cifar100"
+    ]
+    small = {"cifar100": "digits"}
+    return reduced(varied(found, "assignment", ASSIGNMENTS), preset, small, models=("resnet18", "vgg16"))
+
+
+def present(findings: Findings) -> Presentation:
+    """A bar for each assignment."""
+    chart = bars(findings, "assignment", title="TB with each assignment of rates")
+    return accuracies_with(findings, chart, "Accuracy with each way from scores to scales.")
+
+
+STUDY = Study(
+    name="assignment",
+    title="How should scores become scales?",
+    figures=("lr_assign_func",),
+    varies="linear, sqrt, log2, step",
+    points=points,
+    present=present,
+    reference={"assignment": "linear"},
+)

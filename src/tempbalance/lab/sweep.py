@@ -1,0 +1,131 @@
+"""Training many runs, so that each is trained once, whoever else is at it, and none stops the others."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Protocol
+
+from tempbalance.lab.jobs import CLAIM, FAILURE, Ended, Executor, Job
+from tempbalance.runlog import take_lock, write_whole
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_PAUSE = 0.1  # seconds between two looks
+_LATER = 1.0  # seconds until a run that another process has is looked at again
+
+
+class View(AbstractContextManager["View"], Protocol):
+    """Shows how a sweep goes."""
+
+    def update(self, running: Sequence[Job], failures: dict[Job, str]) -> None:
+        """Called again and again."""
+
+    def ended(self, job: Job, failure: str | None) -> None:
+        """A run is complete, by whomever, or has failed."""
+
+
+def sweep(
+    jobs: Sequence[Job], executor: Executor, view: View, *, retries: int = 5, stop_at_failure: bool = False
+) -> dict[Job, str]:
+    """Train jobs until each is complete or has failed.
+
+    A job is claimed before it is started, so that of several sweeps over the same folders one trains it and the others
+    go on to the next, or wait for it when there is none.
+
+    Args:
+        jobs: What to train; those that are complete are left as they are.
+        executor: Trains them; it is closed at the end, whatever happens.
+        view: Is told how it goes.
+        retries: How often a job is started again whose process died without finishing an epoch.
+        stop_at_failure: End at the first failure.
+
+    Returns:
+        The jobs that failed, with what they said.
+    """
+    with view, ExitStack() as stack:
+        stack.callback(executor.close)
+        return _Sweep(jobs, executor, view, retries).run(stop_at_failure)
+
+
+class _Sweep:
+    def __init__(self, jobs: Sequence[Job], executor: Executor, view: View, retries: int) -> None:
+        self.executor, self.view, self.retries = executor, view, retries
+        self.waiting = [job for job in jobs if not job.is_done]
+        self.claims: dict[Job, BaseFileLock] = {}
+        self.failures: dict[Job, str] = {}
+        self.deaths: dict[Job, tuple[int, int]] = {}  # how many since how many epochs
+        self.not_before: dict[Job, float] = {}
+        self.elsewhere: set[Job] = set()
+
+    def run(self, stop_at_failure: bool) -> dict[Job, str]:
+        try:
+            while self.waiting or self.claims:
+                self._start()
+                for ended in self.executor.ended():
+                    self._end(ended)
+                self.view.update(list(self.claims), self.failures)
+                if stop_at_failure and self.failures:
+                    break
+                time.sleep(_PAUSE)
+        finally:
+            self.executor.close()
+            for lock in self.claims.values():
+                lock.release()
+        return self.failures
+
+    def _start(self) -> None:
+        """Start what can be, in order, as far as there is room."""
+        now = time.monotonic()
+        for job in list(self.waiting):
+            if len(self.claims) >= self.executor.num_slots:
+                return
+            if self.not_before.get(job, 0) <= now:
+                self._try(job)
+
+    def _try(self, job: Job) -> None:
+        """Start a job unless it is done or another process has it."""
+        job.folder.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(job.folder / CLAIM)
+        if lock is None:
+            self.elsewhere.add(job)
+            self.not_before[job] = time.monotonic() + _LATER
+            return
+        failed_elsewhere = job in self.elsewhere and (job.folder / FAILURE).exists()
+        if job.is_done or failed_elsewhere:
+            lock.release()
+            self._finish(job, job.failure if failed_elsewhere else None)
+            return
+        write_whole(job.folder / "asked.json", json.dumps(job.recipe.to_dict(), indent=2).encode())
+        self.waiting.remove(job)
+        self.claims[job] = lock
+        self.executor.start(job)
+
+    def _end(self, ended: Ended) -> None:
+        job = ended.job
+        self.claims.pop(job).release()
+        if ended.state in ("done", "failed"):
+            self._finish(job, None if ended.state == "done" else ended.message)
+            return
+        self.waiting.append(job)
+        if ended.state == "busy":
+            self.not_before[job] = time.monotonic() + _LATER
+            return
+        num_finished = job.num_finished
+        num, since = self.deaths.get(job, (0, num_finished))
+        num = num + 1 if since == num_finished else 1
+        self.deaths[job] = (num, num_finished)
+        if num > self.retries:
+            message = f"{ended.message}, {num} times in epoch {num_finished + 1}"
+            write_whole(job.folder / FAILURE, message.encode())
+            self._finish(job, message)
+
+    def _finish(self, job: Job, failure: str | None) -> None:
+        if job in self.waiting:
+            self.waiting.remove(job)
+        if failure is not None:
+            self.failures[job] = failure
+        self.view.ended(job, failure)

@@ -1,0 +1,140 @@
+"""Tables of results: for a terminal, as CSV and as LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+FORMS = ("table", "csv", "latex")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number in a table.
+
+    Attributes:
+        value: Itself.
+        spread: What stands behind its ±.
+        digits: After the point.
+        signed: Whether a plus is written.
+        note: Goes behind it, where people read it.
+    """
+
+    value: float
+    spread: float | None = None
+    digits: int = 2
+    signed: bool = False
+    note: str = ""
+
+    def text(self, plus_minus: str = " ± ") -> str:
+        """As it is read."""
+        told = f"{self.value:{'+' if self.signed else ''}.{self.digits}f}"
+        return told if self.spread is None else f"{told}{plus_minus}{self.spread:.{self.digits}f}"
+
+    def __str__(self) -> str:
+        return f"{self.text()} {self.note}".rstrip()
+
+
+Entry = str | Number | None
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table.
+
+    Attributes:
+        caption: What it holds; where it is printed, the study's preset and data go before it.
+        columns: Headings.
+        rows: As long as the headings.
+    """
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Entry]]
+
+    def is_number(self, column: int) -> bool:
+        """Whether a column holds numbers."""
+        return any(isinstance(row[column], Number) for row in self.rows)
+
+
+def entry_text(entry: Entry) -> str:
+    """An entry as it is read."""
+    return "" if entry is None else str(entry)
+
+
+def to_rich(table: ResultTable) -> Table:
+    """For a terminal."""
+    found = Table()
+    for index, name in enumerate(table.columns):
+        found.add_column(name, justify="right" if table.is_number(index) else "left", overflow="fold")
+    for row in table.rows:
+        found.add_row(*map(entry_text, row))
+    return found
+
+
+def to_csv(table: ResultTable, **everywhere: str) -> str:
+    """With all digits; a ± is a column of its own, and so is what goes for every row."""
+    spread = [any(_spread(row[i]) is not None for row in table.rows) for i in _range(table)]
+    header = [*everywhere]
+    for index, name in enumerate(table.columns):
+        header += [name, f"{name} ±"] if spread[index] else [name]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    for row in table.rows:
+        cells: list[str] = [*everywhere.values()]
+        for index, entry in enumerate(row):
+            value = repr(entry.value) if isinstance(entry, Number) else entry or ""
+            width = _spread(entry)
+            cells += [value, "" if width is None else repr(width)] if spread[index] else [value]
+        writer.writerow(cells)
+    return buffer.getvalue()
+
+
+def to_latex(table: ResultTable, subtitle: str) -> str:
+    """A ``table`` with a ``tabular`` that needs no package."""
+    alignment = "".join("r" if table.is_number(i) else "l" for i in _range(table))
+    lines = [" & ".join(map(_latex, table.columns))]
+    for row in table.rows:
+        lines.append(" & ".join(_latex_entry(entry) for entry in row))
+    body = [lines[0] + r" \\ \hline", *(line + r" \\" for line in lines[1:])]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_latex(subtitle)}. {_latex(table.caption)}}}",
+            rf"\begin{{tabular}}{{{alignment}}}",
+            *body,
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _spread(entry: Entry) -> float | None:
+    return entry.spread if isinstance(entry, Number) else None
+
+
+def _range(table: ResultTable) -> range:
+    return range(len(table.columns))
+
+
+def _latex_entry(entry: Entry) -> str:
+    if isinstance(entry, Number):
+        return f"${entry.text(_PLUS_MINUS)}$ {_latex(entry.note)}".rstrip()
+    return _latex(entry or "")
+
+
+_PLUS_MINUS = r" \pm "
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+}  # fmt: skip
+
+
+def _latex(text: str) -> str:
+    return "".join(_SPECIAL.get(char, char) for char in text)

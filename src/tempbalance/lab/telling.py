@@ -1,0 +1,87 @@
+"""A study's findings as text, page and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from tempbalance.lab.findings import Findings
+from tempbalance.lab.methods import unknown
+from tempbalance.lab.study import Presentation
+from tempbalance.lab.tables import FORMS, ResultTable, entry_text, to_csv, to_latex, to_rich
+from tempbalance.runlog import write_whole
+
+if TYPE_CHECKING:
+    from tempbalance.report.study_page import PageTable
+
+
+def check_form(form: str) -> None:
+    """Refuse a form that is not known.
+
+    Raises:
+        ValueError: It names the closest.
+    """
+    if form not in FORMS:
+        raise ValueError(unknown("format", form, FORMS))
+
+
+def print_findings(findings: Findings, shown: Presentation, form: str, console: Console) -> None:
+    """Print tables, and for people what they say, in one of `FORMS`."""
+    for table in shown.tables:
+        if form == "table":
+            for text in (findings.subtitle, to_rich(table), table.caption):
+                console.print(text, markup=False, highlight=False)
+            continue
+        study, preset = findings.study.name, findings.preset.name
+        text = to_csv(table, study=study, preset=preset) if form == "csv" else to_latex(table, findings.subtitle)
+        console.out(text, end="", highlight=False)
+    for note in shown.notes if form == "table" else ():
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def write_findings(findings: Findings, shown: Presentation, *, html: Path | None, figures: Path | None) -> list[Path]:
+    """Write the page and the charts, where there is a place for them.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ValueError: If the page's place is a folder.
+    """
+    if html is not None and html.is_dir():
+        raise ValueError(f"html must be a file to write, got the folder {str(html)!r}")
+    written = []
+    if html is not None:
+        write_whole(html, _page(findings, shown).encode())
+        written.append(html)
+    if figures is not None:
+        from tempbalance.report import save_figures
+
+        written += save_figures(shown.charts, figures)
+    return written
+
+
+def _page(findings: Findings, shown: Presentation) -> str:
+    from tempbalance.report.study_page import study_page
+
+    study = findings.study
+    about = f"{study.varies}; the paper's figure {', '.join(study.figures)}."
+    return study_page(
+        title=f"{study.name}: {study.title}",
+        subtitle=findings.subtitle,
+        about=about[0].upper() + about[1:],
+        tables=[_page_table(table) for table in shown.tables],
+        charts=shown.charts,
+        captions=shown.captions,
+        notes=shown.notes,
+    )
+
+
+def _page_table(table: ResultTable) -> PageTable:
+    from tempbalance.report.page import Column
+    from tempbalance.report.study_page import PageTable
+
+    columns = tuple(Column(name, name, table.is_number(index)) for index, name in enumerate(table.columns))
+    return PageTable(table.caption, columns, tuple(tuple(map(entry_text, row)) for row in table.rows))

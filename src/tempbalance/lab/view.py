@@ -1,0 +1,165 @@
+"""How a sweep stands, for a person: while it runs, and from another terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tempbalance.lab.jobs import Job
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.resume import finished
+
+Kind = tuple[Any, ...]
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds up to two minutes, below ten with a tenth, then minutes, then hours, then days.
+
+    Example:
+        >>> [seconds_text(each) for each in (0.04, 10.4, 150, 5400, 8640000)]
+        ['0.0 s', '10 s', '2.5 min', '1.5 h', '100 days']
+    """
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for unit, size, limit in (("min", 60, 120), ("h", 3600, 48)):
+        if seconds / size < limit:
+            return f"{seconds / size:.2g} {unit}" if seconds / size < 10 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
+def kind(recipe: Recipe) -> Kind:
+    """What an epoch's time depends on."""
+    return recipe.dataset, recipe.limit, recipe.model, recipe.width
+
+
+class Times:
+    """Seconds an epoch takes, from the runs that exist."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._found: dict[Kind, list[float]] = {}
+        self._guessed: dict[Kind, float] = {}
+        for job in jobs:
+            self.learn(job)
+
+    def learn(self, job: Job) -> None:
+        """Take a run's time into account: the one it says if it is complete, otherwise that between its files."""
+        result = finished(job.run)
+        if result is not None:
+            self._found.setdefault(kind(job.recipe), []).append(result["seconds"] / job.recipe.num_epochs)
+            return
+        begun, latest = (job.folder / name for name in ("recipe.json", "metrics.jsonl"))
+        if begun.exists() and latest.exists() and (num_finished := job.num_finished):
+            elapsed = latest.stat().st_mtime - begun.stat().st_mtime
+            self._guessed[kind(job.recipe)] = max(elapsed, 0) / num_finished
+
+    def left(self, jobs: Iterable[Job]) -> tuple[float, int]:
+        """Seconds that unfinished jobs take one after the other, and how many of them are unlike any known."""
+        seconds, num_unknown = 0.0, 0
+        for job in jobs:
+            known = self._found.get(kind(job.recipe))
+            each = median(known) if known else self._guessed.get(kind(job.recipe))
+            if each is None:
+                num_unknown += 1
+            else:
+                seconds += each * (job.recipe.num_epochs - job.num_finished)
+        return seconds, num_unknown
+
+
+def time_text(times: Times, jobs: Sequence[Job], num_slots: int) -> str:
+    """How long unfinished jobs take, so many at a time."""
+    if not jobs:
+        return "nothing to do"
+    seconds, num_unknown = times.left(jobs)
+    if num_unknown == len(jobs):
+        return "time not known: no run like these has finished an epoch here"
+    told = f"about {seconds_text(seconds / min(num_slots, len(jobs)))} to go, {num_slots} at a time"
+    return told + (f", not counting {num_unknown} runs unlike any that exist" if num_unknown else "")
+
+
+def count_text(counts: Counter[str]) -> str:
+    """How many runs stand where."""
+    return ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "left"))
+
+
+def running_table(jobs: Iterable[Job]) -> Table:
+    """The runs under way with their epochs."""
+    table = Table.grid(padding=(0, 2))
+    for job in jobs:
+        metrics = job.run.metrics
+        accuracy = f"test {metrics[-1]['test_accuracy']:.2f} %" if metrics else ""
+        epoch = f"epoch {min(len(metrics) + 1, job.recipe.num_epochs)} of {job.recipe.num_epochs}"
+        table.add_row(Text(job.folder.name), epoch, accuracy)
+    return table
+
+
+class SweepView:
+    """A bar, the counts and the runs under way in a terminal; elsewhere a line for each run that ends.
+
+    Args:
+        jobs: All of the sweep.
+        console: Where to.
+        num_slots: How many run at a time.
+    """
+
+    def __init__(self, jobs: Sequence[Job], console: Console, *, num_slots: int) -> None:
+        self.jobs, self.console, self.num_slots = jobs, console, num_slots
+        self._done = {job for job in jobs if job.is_done}
+        self._begun = {job: 0 if job in self._done else job.num_finished for job in jobs}
+        self._times = Times(self._done)
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._next = 0.0
+
+    def __enter__(self) -> SweepView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, running: Sequence[Job], failures: dict[Job, str]) -> None:
+        """Draw anew, a few times a second."""
+        if self._live is None or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 0.5
+        for job in running:
+            self._begun[job] = job.num_finished
+            self._times.learn(job)
+        left = [job for job in self.jobs if job not in self._done and job not in failures]
+        counts = Counter(done=len(self._done), running=len(running), failed=len(failures))
+        counts["left"] = len(self.jobs) - counts.total()
+        total = sum(job.recipe.num_epochs for job in self.jobs)
+        finished_epochs = sum(job.recipe.num_epochs if job in self._done else self._begun[job] for job in self.jobs)
+        bar = Table.grid(padding=(0, 2))
+        told = f"{finished_epochs:,} of {total:,} epochs; {count_text(counts)}"
+        bar.add_row(ProgressBar(total=total, completed=finished_epochs, width=30), Text(told))
+        time_left = Text(time_text(self._times, left, self.num_slots), style="dim")
+        self._live.update(Group(bar, time_left, running_table(running)), refresh=True)
+
+    def ended(self, job: Job, failure: str | None) -> None:
+        """Note it, and say it where there is no bar; failures are said everywhere."""
+        if failure is None:
+            self._done.add(job)
+            self._times.learn(job)
+            result = finished(job.run)
+            assert result is not None
+            text = (
+                f"{job.folder.name}: test accuracy {result['test_accuracy']:.2f} %, {seconds_text(result['seconds'])}"
+            )
+        else:
+            text = f"{job.folder.name} failed: {failure}"
+        if self._live is None or failure is not None:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,157 @@
+"""What runs come to: the best point of a grid, tests over seeds, and tables in three forms."""
+
+import csv
+import io
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from rich.console import Console
+from scipy.stats import ttest_rel
+
+from tempbalance.lab.findings import Findings, find
+from tempbalance.lab.paper.rows import PaperResult
+from tempbalance.lab.present import accuracy_table, settings_text, verdicts
+from tempbalance.lab.statistics import paired
+from tempbalance.lab.study import Point, Presentation, Preset, Study
+from tempbalance.lab.tables import Number, ResultTable, to_csv, to_latex, to_rich
+from tempbalance.runlog import RunFolder
+
+SEEDS = (43, 37, 13)
+PRESET = Preset("laptop", SEEDS, "", {"epochs": 12})
+RATES = (0.05, 0.1)
+PAPER = {"cal": PaperResult({}, {}, 95.5, 0.1), "tb": PaperResult({}, {}, 95.6, 0.1)}
+
+
+def points(preset: Preset) -> list[Point]:
+    return [
+        Point(
+            {"dataset": "digits", "model": "mlp", "method": method},
+            {"dataset": "digits", "model": "mlp", "method": method, "epochs": 12, "lr": rate},
+            PAPER[method],
+            stands_for="cifar10",
+        )
+        for method in ("cal", "tb")
+        for rate in RATES
+    ]
+
+
+STUDY = Study("study", "title", ("figure",), "varies", points, lambda findings: Presentation([], {}, {}))
+
+
+def trained(folder: Path, accuracies: dict[tuple[str, float, int], float]) -> Findings:
+    """Findings from runs with these accuracies by method, rate and seed."""
+    for point in points(PRESET):
+        for seed in SEEDS:
+            accuracy = accuracies.get((point.cell["method"], point.options["lr"], seed))
+            if accuracy is not None:
+                result = {"test_accuracy": accuracy, "best_accuracy": accuracy, "best_epoch": 1, "seconds": 60.0}
+                RunFolder(folder / point.recipe(seed).id).write_result({**result, "balancing_seconds": 0.5})
+    return find(STUDY, PRESET, points(PRESET), folder)
+
+
+CAL = {("cal", 0.05, seed): 90.0 + i for i, seed in enumerate(SEEDS)}
+CAL_BETTER = {("cal", 0.1, seed): 92.0 + i / 2 for i, seed in enumerate(SEEDS)}
+TB = {("tb", 0.05, 43): 93.0, ("tb", 0.05, 37): 93.0, ("tb", 0.05, 13): 94.0}
+TB_INCOMPLETE = {("tb", 0.1, 43): 99.0}
+
+
+def test_the_best_mean_over_seeds_wins_among_the_points_with_the_most_seeds(tmp_path):
+    cal, tb = trained(tmp_path, CAL | CAL_BETTER | TB | TB_INCOMPLETE).cells
+    assert cal.best.point.options["lr"] == 0.1
+    assert (cal.best.mean, cal.best.std) == (fmean([92, 92.5, 93]), stdev([92, 92.5, 93]))
+    assert tb.best.point.options["lr"] == 0.05
+    assert tb.best.seconds("balancing") == (0.5, None)
+    assert tb.best.seconds("epoch") is None
+
+
+def test_balancing_is_tested_against_the_baseline_seed_by_seed(tmp_path):
+    findings = trained(tmp_path, CAL | CAL_BETTER | TB)
+    test = findings.against(findings.cells[1])
+    expected = ttest_rel([93.0, 93.0, 94.0], [92.0, 92.5, 93.0])
+    assert test.p_value == pytest.approx(expected.pvalue, rel=1e-12)
+    low, high = expected.confidence_interval(0.95)
+    assert (test.mean - test.interval, test.mean + test.interval) == pytest.approx((low, high), rel=1e-12)
+    assert findings.against(findings.cells[0]) is None
+    (sentence,) = verdicts(findings)
+    assert sentence == "MLP, digits: TB - CAL = +0.83 points, 95 % interval +0.12 to +1.55: a difference."
+
+
+def test_seeds_are_paired_by_their_number():
+    assert paired({43: 2.0, 37: 1.0}, {37: 0.5, 13: 9.0}) == paired({37: 1.0}, {37: 0.5})
+    assert paired({43: 1.0}, {37: 1.0}) is None
+    one = paired({43: 1.0}, {43: 0.5})
+    assert (one.mean, one.interval, one.p_value, one.num_pairs) == (0.5, None, None, 1)
+    same = paired({43: 1.0, 37: 2.0}, {43: 0.5, 37: 1.5})
+    assert (same.interval, same.p_value) == (0.0, None)
+
+
+def test_a_table_tells_what_was_found_where_it_was_best_and_what_the_paper_has(tmp_path):
+    findings = trained(tmp_path, CAL | CAL_BETTER | TB | TB_INCOMPLETE)
+    table = accuracy_table(findings, seconds=True)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [str(rows[0][name]) for name in ("data", "network", "method", "seeds", "best at")] == [
+        "digits", "MLP", "CAL", "3 of 3", "lr 0.1 (2 tried)",
+    ]  # fmt: skip
+    assert rows[0]["accuracy, %"] == Number(92.5, 0.5)
+    assert str(rows[1]["paper, %"]) == "95.60 ± 0.10 (CIFAR-10)"
+    assert str(rows[0]["difference"]) == "-3.00"
+    assert str(rows[1]["against CAL"]) == "+0.83 ± 0.72"
+    assert str(rows[1]["seconds"]) == "0.500"
+    assert rows[0]["against CAL"] is None
+    assert findings.subtitle == (
+        "preset laptop: digits, 1,438 + 359 images; width 1; 12 epochs; seeds 43, 37, 13; 10 of 12 runs complete"
+    )
+
+
+def test_a_study_without_a_run_has_an_empty_table(tmp_path):
+    findings = trained(tmp_path, {})
+    table = accuracy_table(findings)
+    assert [row[3] for row in table.rows] == [None, None]
+    assert [row[4] for row in table.rows] == ["0 of 3", "0 of 3"]
+    assert verdicts(findings) == []
+    assert findings.num_runs == (0, 12)
+
+
+def test_what_a_point_sets_is_told_once():
+    point = Point({"method": "tb", "tail": "peak"}, {"lr": 0.1, "tail": "peak", "scale_range": (0.5, 1.5)})
+    assert settings_text(point) == "lr 0.1, scale_range (0.5, 1.5), tail peak"
+    assert settings_text(point, left_out=point.cell) == "lr 0.1, scale_range (0.5, 1.5)"
+
+
+TABLE = ResultTable(
+    "Of 50 % & more.",
+    ["name", "accuracy, %", "gain"],
+    [["a_b", Number(78.9712, 0.291), None], ["c\\{}", Number(1 / 3), Number(-0.5, signed=True, note="(CIFAR-10)")]],
+)
+
+
+def test_csv_has_all_digits_and_a_column_for_each_number():
+    rows = list(csv.reader(io.StringIO(to_csv(TABLE, study="main", preset="laptop"))))
+    assert rows == [
+        ["study", "preset", "name", "accuracy, %", "accuracy, % ±", "gain"],
+        ["main", "laptop", "a_b", "78.9712", "0.291", ""],
+        ["main", "laptop", "c\\{}", repr(1 / 3), "", "-0.5"],
+    ]
+
+
+def test_latex_escapes_what_it_must():
+    assert to_latex(TABLE, "preset laptop: own_data").splitlines() == [
+        r"\begin{table}",
+        r"\caption{preset laptop: own\_data. Of 50 \% \& more.}",
+        r"\begin{tabular}{lrr}",
+        r"name & accuracy, \% & gain \\ \hline",
+        r"a\_b & $78.97 \pm 0.29$ &  \\",
+        r"c\textbackslash{}\{\} & $0.33$ & $-0.50$ (CIFAR-10) \\",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+
+
+def test_a_terminal_shows_numbers_with_their_spread():
+    console = Console(width=100, record=True, quiet=True)
+    with console.capture() as capture:
+        console.quiet = False
+        console.print(to_rich(TABLE))
+    assert "78.97 ± 0.29" in capture.get()
+    assert "-0.50 (CIFAR-10)" in capture.get()

@@ -1,0 +1,157 @@
+"""Processes of this machine: they train, fail, die, are started again, and never outlive who started them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tempbalance.lab import processes
+from tempbalance.lab.jobs import Ended, Job
+from tempbalance.lab.pool import Pool
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.training import train
+from tempbalance.runlog import RunFolder, take_lock, write_whole
+
+SETTINGS = {"device": "cpu", "precision": "32-true", "threads": 1, "cache": None, "log_every": 10, "tensorboard": False}
+SMALL = {"dataset": "digits", "model": "mlp", "width": 0.25, "limit": 300, "epochs": 3}
+
+
+def asked(folder: Path, **options) -> Job:
+    job = Job(Recipe.from_dict({**SMALL, **options}), folder)
+    write_whole(folder / "asked.json", json.dumps(job.recipe.to_dict()).encode())
+    return job
+
+
+def wait(pool: Pool, seconds: float = 120) -> list[Ended]:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := pool.ended():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("nothing has ended")
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    found = Pool(1, SETTINGS)
+    yield found
+    found.close()
+
+
+def test_one_process_trains_one_run_after_another_as_a_run_alone_is_trained(pool, tmp_path):
+    pids = []
+    for seed in (43, 37):
+        pool.start(asked(tmp_path / str(seed), seed=seed))
+        (ended,) = wait(pool)
+        assert (ended.state, ended.message) == ("done", "")
+        pids.append(pool._workers[0]._process.pid)
+    assert pids[0] == pids[1]
+    train(Recipe.from_dict({**SMALL, "seed": 37}), tmp_path / "alone", accelerator="cpu")
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        assert (tmp_path / "37" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    assert "epoch 3: train loss" in (tmp_path / "37" / "output.txt").read_text()
+
+
+def test_a_failing_run_leaves_its_traceback_and_the_process_goes_on(pool, tmp_path):
+    pool.start(asked(tmp_path / "bad", lr=1e30))
+    (ended,) = wait(pool)
+    assert ended.state == "failed"
+    assert "the loss is" in ended.message
+    said = (tmp_path / "bad" / "failure.txt").read_text()
+    assert said.startswith("Traceback")
+    assert "TrainingError" in said
+    pool.start(asked(tmp_path / "good"))
+    assert [each.state for each in wait(pool)] == ["done"]
+    write_whole(tmp_path / "bad" / "asked.json", (tmp_path / "good" / "asked.json").read_bytes())
+    pool.start(Job(Recipe.from_dict(SMALL), tmp_path / "bad"))
+    assert [each.state for each in wait(pool)] == ["done"]
+    assert not (tmp_path / "bad" / "failure.txt").exists()
+
+
+def test_a_run_that_another_process_trains_is_busy(pool, tmp_path):
+    job = asked(tmp_path / "run")
+    lock = take_lock(tmp_path / "run" / "run.lock")
+    assert lock is not None
+    pool.start(job)
+    (ended,) = wait(pool)
+    assert (ended.state, "another process trains in" in ended.message) == ("busy", True)
+    lock.release()
+
+
+def test_a_killed_process_is_told_and_the_next_one_goes_on(pool, tmp_path):
+    job = asked(tmp_path / "run", epochs=400)
+    pool.start(job)
+    while job.num_finished < 2:
+        time.sleep(0.05)
+    os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+    (ended,) = wait(pool)
+    assert (ended.state, "exit code -9" in ended.message) == ("died", True)
+    before = job.num_finished
+    pool.start(job)
+    while job.num_finished <= before:
+        time.sleep(0.05)
+    assert "going on after epoch" in (tmp_path / "run" / "output.txt").read_text()
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from tempbalance.lab.jobs import Job
+from tempbalance.lab.pool import Pool
+from tempbalance.lab.recipe import Recipe, read_recipe
+folder = Path(sys.argv[1])
+pool = Pool(1, {settings!r})
+pool.start(Job(Recipe.from_dict(read_recipe(folder / "asked.json")), folder))
+print(pool._workers[0]._process.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_no_process_outlives_the_one_that_started_it(tmp_path):
+    asked(tmp_path / "run", epochs=4000)
+    command = [sys.executable, "-c", SCRIPT.format(settings=SETTINGS), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        pid = int(driver.stdout.readline())
+        while not RunFolder(tmp_path / "run").metrics:
+            time.sleep(0.05)
+        driver.kill()
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("the worker still trains")
+    assert take_lock(tmp_path / "run" / "run.lock", patience=5) is not None
+
+
+def test_a_process_has_its_share_of_the_cores_or_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    free = {**SETTINGS, "threads": None, "device": "auto"}
+    monkeypatch.setattr(processes.shutil, "which", lambda _: None)
+    alone = processes.local_pool(free, num_workers=None)
+    assert (alone.num_slots, alone._settings["threads"]) == (8, 1)
+    pair = processes.local_pool(free, num_workers=2)
+    assert (pair.num_slots, pair._settings["threads"]) == (2, 4)
+    assert pair._environment(0)["OMP_NUM_THREADS"] == "4"
+    monkeypatch.setattr(processes, "_gpus", lambda: [0, 3])
+    cuda = processes.local_pool(free, num_workers=None)
+    assert cuda.num_slots == 2
+    assert [cuda._environment(place)["CUDA_VISIBLE_DEVICES"] for place in (0, 1)] == ["0", "3"]
+    on_cpu = processes.local_pool({**free, "device": "cpu"}, num_workers=None)
+    assert "CUDA_VISIBLE_DEVICES" not in on_cpu._environment(0).keys() - os.environ.keys()
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: one'; echo 'GPU 1: two'; echo\n")
+    tool.chmod(0o755)
+    monkeypatch.undo()
+    monkeypatch.setattr(processes.shutil, "which", lambda _: str(tool))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert processes._gpus() == [0, 1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert processes._gpus() == [1]

@@ -1,0 +1,192 @@
+"""Studies: what each trains in each preset, how much of it they share, and that a file is all a new one takes."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tempbalance.lab import studies as folder_of_studies
+from tempbalance.lab.findings import data_text, jobs_of
+from tempbalance.lab.names import pretty
+from tempbalance.lab.paper.tables import paper_tables
+from tempbalance.lab.plan import jobs_of_all, points_of, read_only, totals_text
+from tempbalance.lab.points import steps_like
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.study import PRESETS, all_studies, find_preset, find_study
+
+NAMES = {
+    "main", "optimizers", "adam", "learning_rate", "width", "score", "tail", "assignment", "scale_range", "start",
+    "interval", "depth", "overhead", "gradients", "rank_one", "alpha", "layers",
+}  # fmt: skip
+PAPER, LAPTOP, SMOKE = PRESETS.values()
+
+
+def recipes(name: str, preset=PAPER) -> list[Recipe]:
+    study = find_study(name)
+    return [job.recipe for job in jobs_of(study, preset, study.points(preset), Path())]
+
+
+def ids(name: str, preset=PAPER, **wanted) -> set[str]:
+    found = recipes(name, preset)
+    return {each.id for each in found if all(getattr(each, key) == value for key, value in wanted.items())}
+
+
+def test_these_are_the_studies():
+    assert set(all_studies()) == NAMES
+    with pytest.raises(ValueError, match="unknown study 'mains': did you mean 'main'"):
+        find_study("mains")
+    with pytest.raises(ValueError, match="unknown preset 'papers': did you mean 'paper'"):
+        find_preset("papers")
+
+
+def test_main_has_exactly_the_grid_of_the_paper():
+    found = recipes("main")
+    assert Counter(each.method for each in found) == {"cal": 180, "snr": 230, "tb": 60, "tb+snr": 60}
+    jobs = jobs_of(find_study("main"), PAPER, find_study("main").points(PAPER), Path())
+    assert totals_text(jobs) == "530 runs: 180 CAL, 230 SNR, 60 TB, 60 TB+SNR"
+    assert len({(each.dataset, each.model) for each in found}) == 12
+    vgg = {
+        (each.lr, each.seed)
+        for each in found
+        if (each.dataset, each.model, each.method) == ("cifar100", "vgg16", "cal")
+    }
+    assert vgg == {(lr, seed) for lr in (0.025, 0.05, 0.1) for seed in (43, 37, 13, 51, 71)}
+    assert {each.epochs for each in found} == {200}
+    assert {each.width for each in found} == {1.0}
+
+
+@pytest.mark.parametrize("table", ["main", "optimizers", "learning_rate", "width", "score", "tail"])
+def test_each_table_of_the_paper_is_trained_point_by_point_with_its_numbers_beside(table):
+    rows = paper_tables()[table].rows
+    assert len(recipes(table)) == sum(row.num_runs for row in rows)
+    points = find_study(table).points(PAPER)
+    told = Counter(point.paper.mean for point in points if point.is_best)
+    assert told == Counter(result.mean for row in rows for result in row.results)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_every_preset_of_every_study_has_runs_with_its_own_seeds(name, preset):
+    found = recipes(name, preset)
+    assert found
+    num_seeds = find_study(name).num_seeds or len(preset.seeds)
+    assert {each.seed for each in found} == set(preset.seeds[:num_seeds])
+    if preset is LAPTOP:
+        assert {each.dataset for each in found} <= {"digits", "fashion_mnist"}
+        assert {each.epochs for each in found} == {12}
+        assert {(each.limit, each.test_limit) for each in found if each.dataset != "digits"} <= {(10_000, 2_000)}
+        if name not in ("width", "overhead"):
+            assert {each.width for each in found} == {0.25}
+    if preset is SMOKE:
+        assert {(each.dataset, each.epochs, each.limit) for each in found} == {("digits", 2, 256)}
+
+
+def test_studies_share_runs():
+    resnet18 = {"dataset": "cifar100", "model": "resnet18", "method": "tb", "lr": 0.1, "scale_range": (0.5, 1.5)}
+    main = ids("main", **resnet18)
+    assert len(main) == 5
+    for name in (
+        "optimizers",
+        "learning_rate",
+        "width",
+        "score",
+        "tail",
+        "assignment",
+        "scale_range",
+        "start",
+        "interval",
+    ):
+        assert main <= ids(name), name
+    assert ids("alpha") <= ids("main")
+    assert ids("layers") <= ids("optimizers")
+    studies = [find_study(name) for name in ("main", "alpha")]
+    chosen = {study.name: study.points(PAPER) for study in studies}
+    assert len(jobs_of_all(chosen, studies, PAPER, Path())) == 530
+
+
+def test_a_study_of_the_laptop_trains_the_papers_best_point_on_data_that_stand_in():
+    points = find_study("main").points(LAPTOP)
+    assert len(points) == 16
+    (point,) = [p for p in points if p.cell == {"dataset": "fashion_mnist", "model": "resnet18", "method": "snr"}]
+    recipe = point.recipe(43)
+    assert (recipe.lr, recipe.snr, recipe.limit, recipe.test_limit) == (0.1, 0.001, 10_000, 2_000)
+    assert (point.stands_for, point.paper.mean) == ("cifar10", 95.57)
+    assert data_text(recipe) == "Fashion-MNIST, 10,000 + 2,000 images"
+    assert {each.restart_epochs for each in recipes("optimizers", LAPTOP) if each.method == "sgdr"} == {6}
+
+
+def test_what_the_issue_asks_is_varied():
+    assert {each.start for each in recipes("start")} == {0, 1, 4, 9}
+    assert {each.interval_steps for each in recipes("interval")} == {None, 300, 200, 100, 50}
+    assert {each.assignment for each in recipes("assignment")} == {"linear", "sqrt", "log2", "step"}
+    assert len({each.scale_range for each in recipes("scale_range")}) == 5
+    assert {each.model for each in recipes("depth")} == {"resnet18", "resnet34", "resnet101"}
+    assert {each.method for each in recipes("adam")} == {"cal", "tb", "adam", "adamw", "adamp", "lamb"}
+    assert {(each.model, each.width) for each in recipes("overhead")} == {
+        ("resnet18", 1), ("resnet34", 1), ("resnet50", 1), ("resnet101", 1),
+        ("resnet18", 1.5), ("resnet18", 2), ("resnet18", 4),
+    }  # fmt: skip
+    (gradients,) = recipes("gradients")
+    assert (gradients.log_steps, gradients.num_epochs, gradients.epochs) == (30, 10, 200)
+    (rank_one,) = recipes("rank_one")
+    assert (rank_one.log_steps, rank_one.log_eigenvalues, rank_one.num_epochs) == (30, True, 2)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "options", "steps"),
+    [
+        (300, {"dataset": "cifar100", "batch_size": 128}, 300),
+        (390, {"dataset": "digits", "batch_size": 128}, 11),
+        (100, {"dataset": "digits", "batch_size": 128}, 3),
+        (50, {"dataset": "fashion_mnist", "batch_size": 128, "limit": 10_000}, 10),
+        (50, {"dataset": "digits", "batch_size": 128, "limit": 256}, 1),
+    ],
+)
+def test_intervals_are_the_same_share_of_a_shorter_epoch(iterations, options, steps):
+    assert steps_like(iterations, options) == steps
+
+
+def test_own_data_can_stand_in_for_those_of_a_small_preset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    preset = find_preset("laptop", dataset="own.npz")
+    found = recipes("main", preset)
+    assert {each.dataset for each in found} == {str(tmp_path / "own.npz")}
+    assert {each.limit for each in found} == {10_000}
+    assert len(found) == 24  # the two datasets of the preset have become one
+    with pytest.raises(ValueError, match=r"dataset must not be given with preset paper, .* got 'digits'"):
+        find_preset("paper", dataset="digits")
+
+
+def test_a_part_of_a_study_can_be_chosen():
+    study = find_study("main")
+    points = points_of(study, LAPTOP, read_only(["model=resnet18", "dataset=fashion_mnist"]))
+    assert [point.cell["method"] for point in points] == ["cal", "snr", "tb", "tb+snr"]
+    assert len(points_of(study, LAPTOP, read_only(["method=cal", "method=tb"]))) == 8
+    widths = points_of(find_study("width"), PAPER, read_only(["width=0.5"]))
+    assert {point.options["width"] for point in widths} == {0.5}
+    for given, said in (
+        (["model=resnet19"], "main: unknown model 'resnet19': did you mean 'resnet18'"),
+        (["modell=resnet18"], "main: unknown label 'modell': did you mean 'model'"),
+        (["resnet18"], "only must be NAME=VALUE, such as model=resnet18, got 'resnet18'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            points_of(study, LAPTOP, read_only(given))
+
+
+def test_a_new_study_takes_a_file_and_nothing_else(tmp_path, monkeypatch):
+    text = (Path(folder_of_studies.__file__).parent / "start.py").read_text()
+    (tmp_path / "new_study.py").write_text(text.replace('name="start"', 'name="new_study"'))
+    monkeypatch.setattr(folder_of_studies, "__path__", [*folder_of_studies.__path__, str(tmp_path)])
+    all_studies.cache_clear()
+    try:
+        assert find_study("new_study").points(LAPTOP)
+        assert set(all_studies()) == NAMES | {"new_study"}
+    finally:
+        monkeypatch.undo()
+        all_studies.cache_clear()
+
+
+def test_names_are_written_as_the_paper_writes_them():
+    assert [pretty(each) for each in ("tb+sgdp", "adamw", "tiny_imagenet", "median", None, 12)] == [
+        "TB+SGDP", "AdamW", "Tiny ImageNet", "median", "None", "12",
+    ]  # fmt: skip

@@ -1,0 +1,120 @@
+"""How a sweep stands, for a person."""
+
+import io
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tempbalance.lab.jobs import Job
+from tempbalance.lab.plan import known_jobs
+from tempbalance.lab.processes import SweepError, train_all
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.view import SweepView, Times, count_text, running_table, seconds_text, time_text
+from tempbalance.runlog import RunFolderError
+
+RESULT = {"test_accuracy": 61.25, "best_accuracy": 61.25, "best_epoch": 1}
+
+
+def job(folder: Path, name: str, *, seconds: float | None = None, finished: int = 0, **options) -> Job:
+    found = Job(Recipe(epochs=10, **options), folder / name)
+    found.run.write_recipe({"recipe": found.recipe.to_dict()})
+    found.run.append([{"epoch": i + 1, "test_accuracy": 10.0 * i} for i in range(finished)])
+    if seconds is not None:
+        found.run.write_result({**RESULT, "seconds": seconds})
+    return found
+
+
+def test_seconds_are_told_in_the_unit_they_are_thought_of():
+    values = (0.04, 9.94, 10.4, 119, 150, 3600, 7100, 9000, 90_000, 200_000)
+    assert [seconds_text(each) for each in values] == [
+        "0.0 s", "9.9 s", "10 s", "119 s", "2.5 min", "60 min", "118 min", "2.5 h", "25 h", "2 days",
+    ]  # fmt: skip
+
+
+def test_the_time_left_is_that_of_like_runs_shared_among_those_at_a_time(tmp_path):
+    for name, seconds in (("a", 100.0), ("b", 300.0), ("c", 200.0)):
+        job(tmp_path, name, seconds=seconds)
+    times = Times(known_jobs(tmp_path))
+    left = [job(tmp_path, f"left{i}", finished=5 * i, seed=i) for i in (0, 1)]
+    assert times.left(left) == (20.0 * 10 + 20.0 * 5, 0)
+    assert time_text(times, left, 2) == "about 2.5 min to go, 2 at a time"
+    other = job(tmp_path, "other", model="vgg16")
+    assert time_text(times, [*left, other], 3).endswith(
+        "100 s to go, 3 at a time, not counting 1 runs unlike any that exist"
+    )
+    assert time_text(times, [other], 2) == "time not known: no run like these has finished an epoch here"
+    assert time_text(times, [], 2) == "nothing to do"
+
+
+def test_a_run_under_way_tells_its_time_by_its_files(tmp_path):
+    found = job(tmp_path, "run", finished=2)
+    os.utime(found.folder / "recipe.json", (1000, 1000))
+    os.utime(found.folder / "metrics.jsonl", (1030, 1030))
+    assert Times([found]).left([found]) == (15.0 * 8, 0)
+
+
+def test_counts_and_epochs_are_told(tmp_path):
+    assert count_text(Counter(done=3, left=2)) == "3 done, 0 running, 0 failed, 2 left"
+    console = Console(file=io.StringIO(), width=100)
+    console.print(running_table([job(tmp_path, "run", finished=2), job(tmp_path, "new")]))
+    lines = console.file.getvalue().splitlines()
+    assert "run  epoch 3 of 10  test 10.00 %" in lines[0]
+    assert "new  epoch 1 of 10" in lines[1]
+
+
+class Once:
+    num_slots = 1
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.job = fails, None
+
+    def start(self, job):
+        self.job = job
+
+    def ended(self):
+        from tempbalance.lab.jobs import Ended
+
+        found, self.job = self.job, None
+        if found is None:
+            return []
+        if self.fails:
+            return [Ended(found, "failed", "the [bold]loss[/] is nan")]
+        found.run.write_result({**RESULT, "seconds": 12.0})
+        return [Ended(found, "done")]
+
+    def close(self):
+        pass
+
+
+def test_where_there_is_no_terminal_each_run_that_ends_is_a_line(tmp_path):
+    console = Console(file=io.StringIO(), width=100)
+    train_all([job(tmp_path, "run")], Once(), console)
+    assert console.file.getvalue() == "run: test accuracy 61.25 %, 12 s\n"
+
+
+def test_in_a_terminal_the_whole_sweep_is_shown(tmp_path):
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    jobs = [job(tmp_path, "done", seconds=100.0), job(tmp_path, "run", finished=4), job(tmp_path, "other")]
+    with SweepView(jobs, console, num_slots=2) as view:
+        view.update([jobs[1]], {})
+    text = console.file.getvalue()
+    assert "14 of 30 epochs; 1 done, 1 running, 0 failed, 1 left" in text
+    assert "about 80 s to go, 2 at a time" in text
+    assert "run  epoch 5 of 10  test 30.00 %" in text
+
+
+def test_failed_runs_are_named_when_all_others_are_complete(tmp_path):
+    console = Console(file=io.StringIO(), width=100)
+    with pytest.raises(SweepError, match=r"the run in .*run failed: the \[bold\]loss\[/\] is nan \(a traceback is in"):
+        train_all([job(tmp_path, "run")], Once(fails=True), console)
+    assert console.file.getvalue() == "run failed: the [bold]loss[/] is nan\n"
+
+
+def test_a_damaged_run_is_named(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text('{"recipe": {"modell": "mlp"}}')
+    with pytest.raises(RunFolderError, match=r"recipe\.json: must hold a recipe: unknown option 'modell'"):
+        known_jobs(tmp_path)

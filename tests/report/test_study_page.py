@@ -1,0 +1,81 @@
+import pytest
+
+pytest.importorskip("altair", reason="pages need the extra report")
+pytest.importorskip("vl_convert", reason="pages need the extra report")
+
+from tempbalance.report.page import Column
+from tempbalance.report.study_charts import bar_chart
+from tempbalance.report.study_data import Bar
+from tempbalance.report.study_page import PageTable, study_page
+from tests.report.cases import HOSTILE
+from tests.report.test_page import Page
+
+SUBTITLE = "preset laptop: digits, 1,438 + 359 images"
+COLUMNS = (Column("method", "How it was trained", is_number=False), Column("mean, %", "Over the seeds"))
+
+
+def chart_of(label):
+    return bar_chart([Bar(label, label, 90.0, 1.0)], title=label, subtitle=label, y_title="accuracy, %")
+
+
+def page_of(name="TB", **changes):
+    table = PageTable("Accuracy", COLUMNS, (("CAL", "90.10 ± 0.20"), (name, "")))
+    values = {
+        "title": "main",
+        "subtitle": SUBTITLE,
+        "about": "Is TB better?",
+        "tables": [table],
+        "notes": ["One note."],
+    }
+    charts = {"charts": {"main": chart_of("TB")}, "captions": {"main": "Bars.", "other": "Not drawn."}}
+    return study_page(**{**values, **charts, **changes})
+
+
+def test_a_study_has_its_words_its_tables_its_charts_and_its_notes():
+    page = Page(page_of())
+    assert page.specs.keys() == {"main"}
+    assert page.cells == ["method", "mean, %", "CAL", "90.10 ± 0.20", "TB", ""]
+    for words in ("main", "Is TB better?", "Accuracy", "Bars.", "One note."):
+        assert words in page.words, words
+    assert "Not drawn." not in page.words
+
+
+def test_preset_and_data_stand_under_the_title_and_with_each_table_and_its_caption():
+    table = PageTable("More", COLUMNS, ())
+    words = Page(page_of(tables=[table, table])).words
+    assert words.count(SUBTITLE) == 3
+    assert words.count(f"More ({SUBTITLE})") == 2
+
+
+def test_what_there_is_not_is_left_out():
+    words = Page(page_of(charts={}, notes=[], about="")).words
+    assert not {"Figures", "Notes"} & set(words)
+    with pytest.raises(ValueError, match="a page needs at least one table or chart, got neither"):
+        page_of(charts={}, tables=[])
+
+
+def test_a_chart_needs_a_plain_name_and_a_caption():
+    with pytest.raises(ValueError, match="letters, digits, - and _, got 'a b'"):
+        page_of(charts={"a b": chart_of("TB")}, captions={"a b": ""})
+    with pytest.raises(ValueError, match="captions must have one for each chart, got none for 'main'"):
+        page_of(captions={})
+
+
+def test_a_row_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="a row of table 'Accuracy' must have 2 cells, got 1"):
+        PageTable("Accuracy", COLUMNS, (("CAL",),))
+
+
+def test_names_add_neither_elements_nor_attributes():
+    def tags(names):
+        columns = tuple(Column(name, name, is_number=place % 2 == 0) for place, name in enumerate(names))
+        table = PageTable(names[0], columns, (tuple(names), tuple(names)))
+        charts = {"main": chart_of(names[1])}
+        text = page_of(
+            title=names[2], subtitle=names[3], about=names[4], tables=[table], charts=charts,
+            captions={"main": names[5]}, notes=names,
+        )  # fmt: skip
+        return Page(text).tags
+
+    names = [name for name in HOSTILE if name]
+    assert tags(names) == tags([f"name{place}" for place in range(len(names))])
