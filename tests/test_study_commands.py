@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from tempbalance.cli import app
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.study import PRESETS, all_studies, find_study
+from tempbalance.lab.point import PRESETS
+from tempbalance.lab.study import all_studies, find_study
 from tempbalance.runlog import take_lock
 
 

@@ -14,7 +14,8 @@ from tempbalance.terminal import answered, messages, out_folder, stoppable
 
 if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings
-    from tempbalance.lab.study import Point, Preset, Study
+    from tempbalance.lab.point import Point, Preset
+    from tempbalance.lab.study import Study
 
 study = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, run, watch and report them.")
 
@@ -44,8 +45,8 @@ _Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Studies; s
 def list_() -> None:
     """Show all studies, what they vary, where the paper has them and how many runs they take."""
     with answered("lab"):
-        from tempbalance.lab.findings import jobs_of
-        from tempbalance.lab.study import PRESETS, all_studies
+        from tempbalance.lab.point import PRESETS
+        from tempbalance.lab.study import all_studies
 
         table = Table()
         table.add_column("study", no_wrap=True)
@@ -53,7 +54,7 @@ def list_() -> None:
         for name in PRESETS:
             table.add_column(name, justify="right", no_wrap=True)
         for each in all_studies().values():
-            counts = [len(jobs_of(each, preset, each.points(preset), Path())) for preset in PRESETS.values()]
+            counts = [len(each.jobs(preset, each.points(preset), Path())) for preset in PRESETS.values()]
             table.add_row(each.name, f"{each.varies} ({', '.join(each.figures)})", *map(str, counts))
         Console().print(table)
         typer.echo("Numbers are of runs in each preset.")
@@ -104,9 +105,10 @@ def run(
             _tell_plan(studies, size, chosen, folder, local_pool(settings, num_workers=workers).num_slots)
             return
         check_all(jobs, precision=precision)
-        timed = set(jobs_of_all(chosen, [each for each in studies if each.is_timed], size, folder))
+        alone = [each for each in studies if each.is_timed and size.name != "smoke"]
+        timed = jobs_of_all(chosen, alone, size, folder)
         messages.print(totals_text(jobs), highlight=False)
-        for part, num_workers in (([job for job in jobs if job not in timed], workers), ([*timed], 1)):
+        for part, num_workers in (([job for job in jobs if job not in timed], workers), (timed, 1)):
             if not part:
                 continue
             executor: Executor
@@ -130,7 +132,8 @@ def _chosen(
     """The studies, the preset, the points of each study and the folder of runs."""
     from tempbalance.lab.options import check_dataset
     from tempbalance.lab.plan import points_of, read_only
-    from tempbalance.lab.study import find_preset, find_study
+    from tempbalance.lab.point import find_preset
+    from tempbalance.lab.study import find_study
 
     if dataset is not None:
         check_dataset(dataset)
@@ -210,13 +213,12 @@ def report(
 ) -> None:
     """Show what a study has found so far beside the paper's numbers, and draw its figure."""
     with answered("lab"):
-        from tempbalance.lab.findings import find
         from tempbalance.lab.telling import check_form, print_findings, write_findings
 
         check_form(form)
         (chosen_study,), size, chosen, folder = _chosen([name], preset, only, dataset, out)
-        findings = find(chosen_study, size, chosen[name], folder)
+        findings = chosen_study.find(size, chosen[name], folder)
         shown = chosen_study.present(findings)
         print_findings(findings, shown, form, _wide())
-        for path in write_findings(findings, shown, html=html, figures=figures):
+        for path in write_findings(chosen_study, findings, shown, html=html, figures=figures):
             messages.print(str(path), markup=False, highlight=False, soft_wrap=True)

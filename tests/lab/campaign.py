@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -68,33 +69,33 @@ def disturb(root: Path, *address: str, kills: list[str], find: Callable[[str, in
     driver = start_driver(root, *address)
     try:
         for mark, kind in zip(marks, rng.sample(kills, len(kills)), strict=True):
-            wait_for(lambda mark=mark: finished_epochs(root) >= mark, driver, root)
+            wait_for(partial(has_come_to, root, mark), driver, root)
             time.sleep(rng.uniform(0, 1))
             if kind == "driver":
                 driver.kill()
                 driver.wait()
                 driver = start_driver(root, *address)
             else:
-                pids = wait_for(lambda kind=kind: find(kind, driver.pid), driver, root)
-                os.kill(rng.choice(pids), 9)
+                os.kill(rng.choice(wait_for(partial(find, kind, driver.pid), driver, root)), 9)
         assert driver.wait(300) == 0, said(root)
     finally:
         driver.kill()
         driver.wait()
 
 
-def wait_for(ready: Callable, driver: subprocess.Popen[bytes], root: Path):
+def wait_for(look: Callable, driver: subprocess.Popen[bytes], root: Path):
     """Wait until there is something, which must be before the driver ends."""
     deadline = time.monotonic() + 300
-    while not (found := ready()):
+    while not (found := look()):
         assert driver.poll() is None, f"the driver has ended with {driver.returncode}: {said(root)}"
         assert time.monotonic() < deadline, f"nothing moves: {said(root)}"
         time.sleep(0.02)
     return found
 
 
-def finished_epochs(root: Path) -> int:
-    return sum(each.num_finished for each in jobs(root))
+def has_come_to(root: Path, mark: float) -> bool:
+    """Whether so many epochs of all runs are finished."""
+    return sum(each.num_finished for each in jobs(root)) >= mark
 
 
 def said(root: Path) -> str:
@@ -139,6 +140,16 @@ def below(*pids: int) -> Processes:
     return found
 
 
+def tasks(pid: int) -> list[int]:
+    """Processes of Ray, below one, that have a run to train."""
+    return [each for each, (_, command) in below(pid).items() if command.startswith("ray::train_run")]
+
+
+def trainers(pid: int) -> list[int]:
+    """Processes that train for those."""
+    return list(below(*tasks(pid)))
+
+
 HEAD = """
 import ray
 context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -149,12 +160,9 @@ input()
 
 @contextmanager
 def head() -> Iterator[tuple[str, int]]:
-    """A Ray cluster with two CPUs that outlives its drivers: its address, and the process that all others are below.
-
-    Temporary files of its nodes go to a folder of its own, whose path is short: it holds sockets.
-    """
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder, "TMPDIR": folder}
+    """A Ray cluster with two CPUs that outlives its drivers: its address, and the process that all others are below."""
+    with short_folder() as folder:
+        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder}
         process = subprocess.Popen(
             [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -163,6 +171,11 @@ def head() -> Iterator[tuple[str, int]]:
         finally:
             process.kill()
             process.communicate()
+
+
+def short_folder() -> tempfile.TemporaryDirectory:
+    """For Ray's files, among them sockets, whose path must be short."""
+    return tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
 
 
 if __name__ == "__main__":

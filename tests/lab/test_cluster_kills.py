@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.campaign import assert_all_trained_alike, below, disturb, drive, head
+from tests.lab.campaign import assert_all_trained_alike, disturb, drive, head, tasks, trainers
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
@@ -12,13 +12,12 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds p
 
 def test_a_sweep_killed_ten_times_ends_with_the_results_of_an_undisturbed_one(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    names = {"process": "tempbalance.lab.worker", "task": "ray::train_run"}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert drive(whole) == 0
     with head() as (address, ray):
 
         def find(kind: str, _: int) -> list[int]:
-            return [pid for pid, (_, command) in below(ray).items() if names[kind] in command]
+            return tasks(ray) if kind == "task" else trainers(ray)
 
-        disturb(killed, address, kills=["task"] * 4 + ["process"] * 3 + ["driver"] * 3, find=find, seed=0)
+        disturb(killed, address, kills=["task"] * 4 + ["trainer"] * 3 + ["driver"] * 3, find=find, seed=0)
     assert_all_trained_alike(killed, whole)

@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 from scipy.stats import ttest_rel
 
-from tempbalance.lab.findings import Findings, find
+from tempbalance.lab.findings import Findings
 from tempbalance.lab.paper.rows import PaperResult
+from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.present import accuracy_table, settings_text, verdicts
 from tempbalance.lab.statistics import paired
-from tempbalance.lab.study import Point, Presentation, Preset, Study
+from tempbalance.lab.study import Presentation, Study
 from tempbalance.lab.tables import Number, ResultTable, to_csv, to_latex, to_rich
 from tempbalance.runlog import RunFolder
 
@@ -47,7 +48,7 @@ def trained(folder: Path, accuracies: dict[tuple[str, float, int], float]) -> Fi
             if accuracy is not None:
                 result = {"test_accuracy": accuracy, "best_accuracy": accuracy, "best_epoch": 1, "seconds": 60.0}
                 RunFolder(folder / point.recipe(seed).id).write_result({**result, "balancing_seconds": 0.5})
-    return find(STUDY, PRESET, points(PRESET), folder)
+    return STUDY.find(PRESET, points(PRESET), folder)
 
 
 CAL = {("cal", 0.05, seed): 90.0 + i for i, seed in enumerate(SEEDS)}

@@ -106,3 +106,32 @@ def test_each_method_has_its_optimizer_and_schedule(method):
     rates = {recipe.lr, recipe.lr * 1e-3} if method == "lars" else {recipe.lr}  # vectors train at 1e-3 of LARS' rate
     assert {group["lr"] for group in optimizer.param_groups} == rates
     assert {group["weight_decay"] for group in optimizer.param_groups} == {5e-4}
+
+
+def test_a_run_is_known_by_what_its_method_uses():
+    assert Recipe(method="cal").id == Recipe(method="cal", scale_range=(0.6, 1.4), snr=0.5, restart_epochs=3).id
+    assert Recipe(method="tb").id != Recipe(method="tb", scale_range=(0.6, 1.4)).id
+    assert Recipe(method="snr").id != Recipe(method="snr", snr=0.5).id
+    assert Recipe(method="sgdr").id != Recipe(method="sgdr", restart_epochs=3).id
+    assert Recipe(method="lookahead").id != Recipe(method="lookahead", lookahead_alpha=0.5).id
+    assert Recipe().id == Recipe(lr=0.1, tail="median", tail_fraction=0.5).id
+    assert len({Recipe(seed=seed, epochs=epochs).id for seed in (43, 37) for epochs in (1, 2)}) == 4
+    # names of folders stay what they are when options are added
+    assert Recipe().id == "digits-resnet18-1-tb-43-c924a5f4"
+    assert Recipe(method="cal", model="mlp", limit=10, scale_range=(0.1, 9)).key == {
+        "method": "cal", "model": "mlp", "limit": 10, "lr": 0.1,
+    }  # fmt: skip
+
+
+def test_options_that_no_method_uses_do_not_make_another_run():
+    assert differences(Recipe(method="cal"), Recipe(method="cal", scale_range=(0.6, 1.4))) == []
+    (told,) = differences(Recipe(method="tb"), Recipe(method="tb", scale_range=(0.6, 1.4)))
+    assert told == "scale_range: [0.5, 1.5] in the folder, [0.6, 1.4] asked for"
+
+
+def test_the_epochs_that_are_trained_and_scored_follow_from_the_recipe():
+    assert (Recipe(epochs=200, stop_after=10).num_epochs, Recipe(epochs=5, stop_after=10).num_epochs) == (10, 5)
+    recipe = Recipe(epochs=10, start=1, interval=3)
+    assert [epoch for epoch in range(11) if recipe.scores_after(epoch)] == [1, 4, 7, 10]
+    in_steps = Recipe(epochs=4, start=2, interval_steps=5)
+    assert [epoch for epoch in range(5) if in_steps.scores_after(epoch)] == [2, 3, 4]

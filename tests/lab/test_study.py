@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from tempbalance.lab import studies as folder_of_studies
-from tempbalance.lab.findings import data_text, jobs_of
+from tempbalance.lab.findings import data_text
 from tempbalance.lab.names import pretty
 from tempbalance.lab.paper.tables import paper_tables
 from tempbalance.lab.plan import jobs_of_all, points_of, read_only, totals_text
+from tempbalance.lab.point import PRESETS, find_preset
 from tempbalance.lab.points import steps_like
 from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.study import PRESETS, all_studies, find_preset, find_study
+from tempbalance.lab.study import all_studies, find_study
 
 NAMES = {
     "main", "optimizers", "adam", "learning_rate", "width", "score", "tail", "assignment", "scale_range", "start",
@@ -23,7 +24,7 @@ PAPER, LAPTOP, SMOKE = PRESETS.values()
 
 def recipes(name: str, preset=PAPER) -> list[Recipe]:
     study = find_study(name)
-    return [job.recipe for job in jobs_of(study, preset, study.points(preset), Path())]
+    return [job.recipe for job in study.jobs(preset, study.points(preset), Path())]
 
 
 def ids(name: str, preset=PAPER, **wanted) -> set[str]:
@@ -42,7 +43,7 @@ def test_these_are_the_studies():
 def test_main_has_exactly_the_grid_of_the_paper():
     found = recipes("main")
     assert Counter(each.method for each in found) == {"cal": 180, "snr": 230, "tb": 60, "tb+snr": 60}
-    jobs = jobs_of(find_study("main"), PAPER, find_study("main").points(PAPER), Path())
+    jobs = find_study("main").jobs(PAPER, find_study("main").points(PAPER), Path())
     assert totals_text(jobs) == "530 runs: 180 CAL, 230 SNR, 60 TB, 60 TB+SNR"
     assert len({(each.dataset, each.model) for each in found}) == 12
     vgg = {

@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -354,3 +355,69 @@ def told(queue, folder: Path) -> None:
 def test_every_method_learns_the_digits_with_its_defaults(method, tmp_path):
     result = train(Recipe(model="mlp", width=0.25, epochs=15, method=method), tmp_path, accelerator="cpu")
     assert result["test_accuracy"] > 90
+
+
+def scales(folder: Path) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for line in RunFolder(folder).layers:
+        found.setdefault(line["epoch"], []).append(line["scale"])
+    return found
+
+
+def test_balancing_every_so_many_steps_is_balancing_every_epoch_where_an_epoch_has_as_many(tmp_path):
+    recipe = replace(SMALL, method="tb", epochs=3, batch_size=100)  # three steps an epoch
+    run(recipe, tmp_path / "epochs")
+    run(replace(recipe, interval_steps=3), tmp_path / "steps")
+    for ours, theirs in zip(RunFolder(tmp_path / "steps").metrics, RunFolder(tmp_path / "epochs").metrics, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-6)
+    for name in ("steps", "epochs"):
+        assert scales(tmp_path / name).keys() == {0, 1, 2, 3}
+        assert RunFolder(tmp_path / name).result["num_balancings"] == 3
+    run(replace(recipe, interval_steps=1, start=1), tmp_path / "often")
+    assert RunFolder(tmp_path / "often").result["num_balancings"] == 6  # none in the first epoch
+    assert RunFolder(tmp_path / "often").result["balancing_seconds"] > 0
+    assert 0 < RunFolder(tmp_path / "often").result["epoch_seconds"] < RunFolder(tmp_path / "often").result["seconds"]
+
+
+def test_a_run_that_balances_in_steps_and_notes_them_goes_on_to_the_bit(tmp_path):
+    recipe = replace(SMALL, interval_steps=2, log_steps=2, log_eigenvalues=True)
+    run(recipe, tmp_path / "whole")
+    for stop in (1, 3):
+        folder = tmp_path / f"stopped{stop}"
+        stop_at(stop, recipe, folder)
+        run(recipe, folder)
+        assert_same_run(folder, tmp_path / "whole")
+        assert (folder / "steps.jsonl").read_bytes() == (tmp_path / "whole" / "steps.jsonl").read_bytes()
+
+
+def stop_at(epoch: int, recipe: Recipe, folder: Path) -> None:
+    """Leave a run as a kill in the middle of the next epoch does: its lines are written, its checkpoint is not."""
+    run(replace(recipe, stop_after=epoch), folder)
+    (folder / "result.json").unlink()
+    content = RunFolder(folder).recipe
+    RunFolder(folder).write_recipe({**content, "recipe": recipe.to_dict()})
+    late = [{"epoch": epoch + 1, "step": 99, "layer": "linear1", "gradient_norm": 1.0}]
+    RunFolder(folder).append([{"epoch": epoch + 1, "train_loss": 0}], steps=late)
+
+
+def test_gradients_and_spectra_of_all_layers_are_noted_every_so_many_steps(tmp_path):
+    recipe = replace(SMALL, method="cal", epochs=2, batch_size=100, log_steps=2, log_eigenvalues=True)
+    run(recipe, tmp_path)
+    lines = RunFolder(tmp_path).steps
+    assert [(line["epoch"], line["step"]) for line in lines if line["layer"] == "linear1"] == [(1, 0), (1, 2), (2, 4)]
+    assert {line["layer"] for line in lines} == {"linear1", "linear2", "linear3", "linear"}
+    assert all(line["gradient_norm"] > 0 for line in lines)
+    assert all(line["eigenvalues"] == sorted(line["eigenvalues"]) for line in lines)
+    run(replace(recipe, log_eigenvalues=False), tmp_path / "short")
+    assert "eigenvalues" not in RunFolder(tmp_path / "short").steps[0]
+
+
+def test_a_run_of_the_first_epochs_is_the_beginning_of_the_whole_one(whole, tmp_path):
+    run(replace(SMALL, stop_after=2), tmp_path)
+    assert RunFolder(tmp_path).metrics == RunFolder(whole).metrics[:2]
+    assert RunFolder(tmp_path).result["epochs"] == 2
+
+
+def test_the_test_set_can_be_smaller_than_the_training_set(tmp_path):
+    run(replace(SMALL, epochs=1, limit=200, test_limit=10), tmp_path)
+    assert (RunFolder(tmp_path).result["test_accuracy"] * 10 / 100) % 1 == pytest.approx(0, abs=1e-9)

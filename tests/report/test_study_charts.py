@@ -71,6 +71,7 @@ def test_a_bar_has_its_mean_its_error_its_crosses_and_the_papers_mean():
     assert (first["crosses"], first["paper"]) == ([88.0, 90.0], 92.0)
     assert (second["label"], second["low"], second["high"], second["crosses"]) == (1, None, None, [])
     assert spec["params"] == [{"name": "label_names", "value": ["TB", "CAL"]}]
+    assert {"calculate": "label_names[datum.label]", "as": "name"} in layers_of(spec["concat"][0])[0]["transform"]
 
 
 def test_an_axis_is_zoomed_to_the_data_of_its_panel():

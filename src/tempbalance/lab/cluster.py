@@ -124,7 +124,7 @@ class Cluster:
             write_whole(job.folder / FAILURE, str(err).encode())
             ended = Ended(job, "failed", " ".join(str(err.cause).split()))
         except errors.RayError as err:
-            ended = Ended(job, "died", str(err).strip().partition("\n")[0])
+            ended = Ended(job, "died", str(err).strip().partition("\n")[0].partition(". ")[0])
         else:
             unpack(part.files, job.folder)
             if part.ended is None:

@@ -29,6 +29,7 @@ def join(address: str | None) -> bool:
     import ray
     import ray._private.worker
 
+    logging.getLogger("ray").setLevel(logging.ERROR)
     found = _find(address)
     try:
         ray.init(found or "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)

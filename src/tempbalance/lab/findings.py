@@ -9,13 +9,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tempbalance.lab.jobs import Job
 from tempbalance.lab.names import pretty
 from tempbalance.lab.paper.rows import PaperResult
+from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import finished
 from tempbalance.lab.statistics import Paired, paired
-from tempbalance.lab.study import Point, Preset, Study
 from tempbalance.runlog import Line, RunFolder
 
 _NUM_IMAGES = {
@@ -102,19 +101,18 @@ class Findings:
     """All that a study has found so far.
 
     Attributes:
-        study: Which.
+        name: Of the study.
         preset: In which size.
+        seeds: What each point is to be trained with.
+        reference: The labels of what cells are tested against.
         cells: In order.
     """
 
-    study: Study
+    name: str
     preset: Preset
+    seeds: tuple[int, ...]
+    reference: Mapping[str, Any]
     cells: tuple[Cell, ...]
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """What each point is to be trained with."""
-        return self.study.seeds(self.preset)
 
     @property
     def num_runs(self) -> tuple[int, int]:
@@ -135,7 +133,7 @@ class Findings:
 
     def against(self, cell: Cell) -> Paired | None:
         """The paired test of a cell against the study's reference; ``None`` for itself or where there is none."""
-        labels = {**cell.labels, **self.study.reference}
+        labels = {**cell.labels, **self.reference}
         other = next((each for each in self.cells if each.labels == labels), None)
         return None if other is None or other is cell else paired(cell.accuracies, other.accuracies)
 
@@ -156,19 +154,12 @@ def _epochs_text(recipe: Recipe) -> str:
     return f"{recipe.epochs} epochs"
 
 
-def jobs_of(study: Study, preset: Preset, points: Sequence[Point], folder: Path) -> list[Job]:
-    """The runs that points need, each once, all seeds of a point together."""
-    recipes = [point.recipe(seed) for point in points for seed in study.seeds(preset)]
-    return list({recipe.id: Job(recipe, folder / recipe.id) for recipe in recipes}.values())
-
-
-def find(study: Study, preset: Preset, points: Sequence[Point], folder: Path) -> Findings:
-    """Read what the runs of points have come to."""
+def find_cells(points: Sequence[Point], seeds: Sequence[int], folder: Path) -> tuple[Cell, ...]:
+    """Read what the runs of points have come to, those of one cell together."""
     cells: dict[str, list[Tried]] = {}
     for point in points:
-        runs = {seed: RunFolder(folder / point.recipe(seed).id) for seed in study.seeds(preset)}
+        runs = {seed: RunFolder(folder / point.recipe(seed).id) for seed in seeds}
         results = {seed: result for seed, run in runs.items() if (result := finished(run)) is not None}
         tried = Tried(point, {seed: runs[seed] for seed in results}, results)
         cells.setdefault(repr(sorted(point.cell.items())), []).append(tried)
-    num_seeds = len(study.seeds(preset))
-    return Findings(study, preset, tuple(Cell(each[0].point.cell, tuple(each), num_seeds) for each in cells.values()))
+    return tuple(Cell(each[0].point.cell, tuple(each), len(seeds)) for each in cells.values())

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rich.table import Table
 
-from tempbalance.lab.findings import data_text, jobs_of
+from tempbalance.lab.findings import data_text
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.names import pretty
+from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.present import settings_text
 from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.study import Point, Preset, Study
+from tempbalance.lab.study import Study
 from tempbalance.runlog import RunFolder, RunFolderError
 
 Only = Mapping[str, Sequence[str]]
@@ -61,7 +62,7 @@ def jobs_of_all(
     chosen: Mapping[str, Sequence[Point]], studies: Sequence[Study], preset: Preset, folder: Path
 ) -> list[Job]:
     """The runs that studies need, each once."""
-    jobs = [job for study in studies for job in jobs_of(study, preset, chosen[study.name], folder)]
+    jobs = [job for study in studies for job in study.jobs(preset, chosen[study.name], folder)]
     return list({job.folder: job for job in jobs}.values())
 
 
@@ -86,7 +87,7 @@ def plan_table(study: Study, preset: Preset, points: Sequence[Point], folder: Pa
     table.add_column("runs", justify="right")
     table.add_column("done", justify="right")
     for point in points:
-        jobs = jobs_of(study, preset, [point], folder)
+        jobs = study.jobs(preset, [point], folder)
         recipe = jobs[0].recipe
         done = sum(job.is_done for job in jobs)
         names = (data_text(recipe), pretty(recipe.model), pretty(recipe.method))

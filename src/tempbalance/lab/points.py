@@ -9,7 +9,7 @@ from typing import Any
 from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow
 from tempbalance.lab.paper.statements import paper_statements
 from tempbalance.lab.paper.tables import paper_tables
-from tempbalance.lab.study import Point, Preset
+from tempbalance.lab.point import Point, Preset
 
 NAMED = ("dataset", "model", "method")
 PAPER_STEPS = 390  # of an epoch of CIFAR at batch 128, in which the paper counts

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.names import pretty
+from tempbalance.lab.point import Point
 from tempbalance.lab.points import NAMED
 from tempbalance.lab.statistics import verdict_text
-from tempbalance.lab.study import Point, Presentation
+from tempbalance.lab.study import Presentation
 from tempbalance.lab.tables import Entry, Number, ResultTable
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def accuracy_table(findings: Findings, *, seconds: bool = False) -> ResultTable:
 
 def reference_text(findings: Findings) -> str:
     """What cells are tested against."""
-    return ", ".join(map(pretty, findings.study.reference.values()))
+    return ", ".join(map(pretty, findings.reference.values()))
 
 
 def _accuracy(cell: Cell) -> Entry:
@@ -105,7 +106,7 @@ def _caption(findings: Findings, *, has_test: bool, seconds: bool) -> str:
 def verdicts(findings: Findings) -> list[str]:
     """What the paired tests of balanced methods say, in words."""
     told = []
-    varied = tuple(findings.study.reference)
+    varied = tuple(findings.reference)
     for cell in findings.cells:
         test = findings.against(cell)
         if test is None or not str(cell.labels["method"]).startswith("tb"):
@@ -186,6 +187,6 @@ def accuracies_with(
     findings: Findings, chart: Any, caption: str, *, seconds: bool = False, notes: Sequence[str] = ()
 ) -> Presentation:
     """The table of accuracies with one chart, named as the study."""
-    name = findings.study.name
+    name = findings.name
     table = accuracy_table(findings, seconds=seconds)
     return Presentation([table], {name: chart}, {name: caption}, [*verdicts(findings), *notes])

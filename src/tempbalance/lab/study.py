@@ -8,82 +8,21 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tempbalance.lab import studies as folder_of_studies
+from tempbalance.lab.findings import Findings, find_cells
+from tempbalance.lab.jobs import Job
 from tempbalance.lab.methods import unknown
-from tempbalance.lab.options import DATASETS
-from tempbalance.lab.paper.rows import PaperResult
-from tempbalance.lab.recipe import SEEDS, Recipe
+from tempbalance.lab.point import Point, Preset
+from tempbalance.lab.tables import ResultTable
 
 if TYPE_CHECKING:
     import altair as alt
-
-    from tempbalance.lab.findings import Findings
-    from tempbalance.lab.tables import ResultTable
-
-
-@dataclass(frozen=True)
-class Preset:
-    """How large a study is.
-
-    Attributes:
-        name: ``paper``, ``laptop`` or ``smoke``.
-        seeds: What each point is trained with.
-        about: In a few words.
-        options: What it sets in every recipe; none for the paper's.
-        width: Factor on the paper's widths.
-        dataset: What stands in for the paper's data; ``None`` for what each study says.
-    """
-
-    name: str
-    seeds: tuple[int, ...]
-    about: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    width: float = 1.0
-    dataset: str | None = None
-
-    @property
-    def is_paper(self) -> bool:
-        """Whether it is the paper's own."""
-        return not self.options
-
-
-PRESETS = {
-    "paper": Preset("paper", SEEDS, "the paper's own setting, for GPUs"),
-    "laptop": Preset("laptop", SEEDS[:3], "small real data, minutes to hours on two cores", {"epochs": 12}, 0.25),
-    "smoke": Preset(
-        "smoke", SEEDS[:2], "a few steps, to see that it works", {"epochs": 2, "limit": 256, "test_limit": 128}, 0.125
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Point:
-    """A setting that is trained with each seed.
-
-    Attributes:
-        cell: What it is one of, by name: dataset, model, method and what else the study varies. Points of the same cell
-            are a grid, of which the best counts.
-        options: Of a recipe, all but the seed.
-        paper: What the paper reports for the cell.
-        is_best: Whether the paper's number is of this point of the grid.
-        stands_for: The paper's dataset that its own stands in for, if any.
-    """
-
-    cell: Mapping[str, Any]
-    options: Mapping[str, Any]
-    paper: PaperResult | None = None
-    is_best: bool = False
-    stands_for: str | None = None
-
-    def recipe(self, seed: int) -> Recipe:
-        """What is trained with a seed."""
-        return Recipe.from_dict({**self.options, "seed": seed})
 
 
 @dataclass(frozen=True)
@@ -133,6 +72,16 @@ class Study:
         """What each point is trained with."""
         return preset.seeds[: self.num_seeds]
 
+    def jobs(self, preset: Preset, points: Sequence[Point], folder: Path) -> list[Job]:
+        """The runs that points need, each once, all seeds of a point together; a folder's name is the recipe's id."""
+        recipes = [point.recipe(seed) for point in points for seed in self.seeds(preset)]
+        return list({recipe.id: Job(recipe, folder / recipe.id) for recipe in recipes}.values())
+
+    def find(self, preset: Preset, points: Sequence[Point], folder: Path) -> Findings:
+        """What the runs of points have come to so far."""
+        seeds = self.seeds(preset)
+        return Findings(self.name, preset, seeds, self.reference, find_cells(points, seeds, folder))
+
 
 @cache
 def all_studies() -> Mapping[str, Study]:
@@ -151,23 +100,3 @@ def find_study(name: str) -> Study:
     if name not in all_studies():
         raise ValueError(unknown("study", name, all_studies()))
     return all_studies()[name]
-
-
-def find_preset(name: str, *, dataset: str | None = None) -> Preset:
-    """A preset by its name.
-
-    Args:
-        name: Of `PRESETS`.
-        dataset: What stands in for the paper's data, a known name or a path.
-
-    Raises:
-        ValueError: If there is none, with the closest, or its data cannot be replaced.
-    """
-    if name not in PRESETS:
-        raise ValueError(unknown("preset", name, PRESETS))
-    if dataset is None:
-        return PRESETS[name]
-    if PRESETS[name].is_paper:
-        raise ValueError(f"dataset must not be given with preset paper, which has the paper's own, got {dataset!r}")
-    known = dataset in DATASETS
-    return replace(PRESETS[name], dataset=dataset if known else str(Path(dataset).expanduser().resolve()))

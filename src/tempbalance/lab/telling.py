@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tempbalance.lab.findings import Findings
 from tempbalance.lab.methods import unknown
-from tempbalance.lab.study import Presentation
+from tempbalance.lab.study import Presentation, Study
 from tempbalance.lab.tables import FORMS, ResultTable, entry_text, to_csv, to_latex, to_rich
 from tempbalance.runlog import write_whole
 
@@ -34,14 +34,16 @@ def print_findings(findings: Findings, shown: Presentation, form: str, console: 
             for text in (findings.subtitle, to_rich(table), table.caption):
                 console.print(text, markup=False, highlight=False)
             continue
-        study, preset = findings.study.name, findings.preset.name
-        text = to_csv(table, study=study, preset=preset) if form == "csv" else to_latex(table, findings.subtitle)
+        names = {"study": findings.name, "preset": findings.preset.name}
+        text = to_csv(table, **names) if form == "csv" else to_latex(table, findings.subtitle)
         console.out(text, end="", highlight=False)
     for note in shown.notes if form == "table" else ():
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
-def write_findings(findings: Findings, shown: Presentation, *, html: Path | None, figures: Path | None) -> list[Path]:
+def write_findings(
+    study: Study, findings: Findings, shown: Presentation, *, html: Path | None, figures: Path | None
+) -> list[Path]:
     """Write the page and the charts, where there is a place for them.
 
     Returns:
@@ -54,7 +56,7 @@ def write_findings(findings: Findings, shown: Presentation, *, html: Path | None
         raise ValueError(f"html must be a file to write, got the folder {str(html)!r}")
     written = []
     if html is not None:
-        write_whole(html, _page(findings, shown).encode())
+        write_whole(html, _page(study, findings, shown).encode())
         written.append(html)
     if figures is not None:
         from tempbalance.report import save_figures
@@ -63,10 +65,9 @@ def write_findings(findings: Findings, shown: Presentation, *, html: Path | None
     return written
 
 
-def _page(findings: Findings, shown: Presentation) -> str:
+def _page(study: Study, findings: Findings, shown: Presentation) -> str:
     from tempbalance.report.study_page import study_page
 
-    study = findings.study
     about = f"{study.varies}; the paper's figure {', '.join(study.figures)}."
     return study_page(
         title=f"{study.name}: {study.title}",

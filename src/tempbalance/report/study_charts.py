@@ -207,7 +207,8 @@ def _varying_axis(data: Sequence[Datum], title: str, width: int, *, log_x: bool)
     ticks: dict[str, Any] = {"values": tried} if len(tried) <= width // 24 else {"tickCount": 5}
     domain = (tried[0], tried[-1]) if len(tried) > 1 else zoomed(tried) or ()
     scale = alt.Scale(type="log" if log_x else "linear", domain=list(domain), nice=False, padding=14)
-    axis = alt.Axis(format="~g", labelOverlap="greedy", grid=False, **ticks)
+    # an axis' own format would round 0.025 to the distance of its ticks
+    axis = alt.Axis(labelExpr="format(datum.value, '~g')", labelOverlap="greedy", grid=False, **ticks)
     return alt.X("x:Q", title=shown(title), scale=scale, axis=axis)
 
 

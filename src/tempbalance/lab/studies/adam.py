@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tempbalance.lab.findings import Findings
 from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.points import best_points, common_settings, reduced
 from tempbalance.lab.present import accuracies_with, bars
 from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.study import Point, Presentation, Preset, Study
+from tempbalance.lab.study import Presentation, Study
 
 _NETWORKS = ("resnet18", "resnet34")
 _RATES = {"adam": "adam_rates", "adamw": "adam_rates", "adamp": "adam_rates", "lamb": "lamb_rates"}

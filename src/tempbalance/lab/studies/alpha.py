@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.names import pretty
+from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.points import best_points, reduced
-from tempbalance.lab.study import Point, Presentation, Preset, Study
+from tempbalance.lab.study import Presentation, Study
 from tempbalance.lab.tables import Entry, Number, ResultTable
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from tempbalance.lab.findings import Findings
 from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.points import PAPER_STEPS, best_points, reduced, steps_like
 from tempbalance.lab.present import accuracies_with, bars
-from tempbalance.lab.study import Point, Presentation, Preset, Study
+from tempbalance.lab.study import Presentation, Study
 
 
 def points(preset: Preset) -> list[Point]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.names import pretty
 from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.points import common_settings, reduced
-from tempbalance.lab.study import Point, Presentation, Preset, Study
+from tempbalance.lab.study import Presentation, Study
 from tempbalance.lab.tables import Number, ResultTable
 
 _USUAL = 512  # channels of the last stage at width 1

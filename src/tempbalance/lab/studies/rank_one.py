@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from tempbalance.lab.findings import Findings
 from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.points import best_points, reduced, steps_like
-from tempbalance.lab.study import Point, Presentation, Preset, Study
+from tempbalance.lab.study import Presentation, Study
 from tempbalance.lab.tables import Entry, Number, ResultTable
 
 _LAYER = "layer4.0.conv2"  # one of the two layers that the paper follows elsewhere; it does not say which it shows here

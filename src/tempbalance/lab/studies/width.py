@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tempbalance.lab.findings import Findings
+from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.points import reduced, table_points
 from tempbalance.lab.present import accuracies_with, lines
-from tempbalance.lab.study import Point, Presentation, Preset, Study
+from tempbalance.lab.study import Presentation, Study
 
 
 def points(preset: Preset) -> list[Point]:

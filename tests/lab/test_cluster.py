@@ -1,0 +1,286 @@
+"""A Ray cluster trains as this machine does, brings runs back, says what died, and leaves nothing behind."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tempbalance.lab import cluster, cluster_join
+from tempbalance.lab.cluster import Cluster
+from tempbalance.lab.jobs import Ended, Executor, Job
+from tempbalance.lab.pool import Pool
+from tempbalance.runlog import write_whole
+from tests.lab.campaign import SETTINGS, assert_same_run, job, processes, short_folder, tasks, trainers
+
+ray = pytest.importorskip("ray")
+Nodes = pytest.importorskip("ray.cluster_utils").Cluster
+pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
+
+
+def asked(root: Path, **options) -> Job:
+    found = job(root, **options)
+    write_whole(found.folder / "asked.json", json.dumps(found.recipe.to_dict()).encode())
+    return found
+
+
+def wait(executor: Executor, num: int = 1) -> list[Ended]:
+    found: list[Ended] = []
+    wait_until(lambda: found.extend(executor.ended()) or len(found) >= num)
+    return found
+
+
+def wait_until(ready: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Job:
+    """A run trained by a process of this machine, never stopped."""
+    found = asked(tmp_path_factory.mktemp("whole"))
+    pool = Pool(1, SETTINGS)
+    pool.start(found)
+    assert [ended.state for ended in wait(pool)] == ["done"]
+    pool.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """A cluster with two CPUs below this process, which is connected to it."""
+    handler = signal.getsignal(signal.SIGTERM)  # Ray sets its own
+    with pytest.MonkeyPatch.context() as patch, short_folder() as folder:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("TMPDIR", folder)
+        found = Nodes(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        patch.delenv("TMPDIR")
+        cluster_join.join(found.address)
+        yield found
+        ray.shutdown()
+        found.shutdown()
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def make(nodes) -> Iterator[Callable[..., Cluster]]:
+    """Makes clusters that are closed at the end."""
+    made: list[Cluster] = []
+
+    def new(**options) -> Cluster:
+        made.append(Cluster(SETTINGS, **options))
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.close()
+
+
+def copies() -> list[Path]:
+    """Folders of runs on the node."""
+    return list(Path(os.environ["RAY_TMPDIR"]).glob("tempbalance-*"))
+
+
+def test_two_runs_at_a_time_are_trained_as_on_one_machine(make, tmp_path, whole):
+    there = make()
+    assert there.num_slots == 2
+    assert make(num_cpus=0.5).num_slots == 4
+    assert there.ended() == []
+    both = [asked(tmp_path / name) for name in "ab"]
+    for each in both:
+        there.start(each)
+    ended = wait(there, 2)
+    assert {(each.job, each.state, each.message) for each in ended} == {(each, "done", "") for each in both}
+    for each in both:
+        assert_same_run(each.folder, whole.folder)
+
+
+def test_a_run_that_is_fetched_comes_back_with_its_files_and_leaves_none(make, tmp_path, whole, monkeypatch):
+    monkeypatch.setattr(cluster, "_FETCH", 0.1)
+    there, run = make(fetch=True), asked(tmp_path)
+    there.start(run)
+    wait_until(lambda: there.ended() or run.num_finished)  # the log of a run under way
+    assert not run.is_done
+    assert [each.state for each in wait(there)] == ["done"]
+    assert_same_run(run.folder, whole.folder)
+    ours, theirs = ({path.name for path in each.folder.iterdir()} for each in (run, whole))
+    assert ours - theirs == {"fetched.id"}
+    assert theirs - ours == {"run.lock"}
+    assert run.run.damaged == []
+    wait_until(lambda: not copies())
+
+
+def test_a_fetched_run_whose_node_is_lost_goes_on_from_what_had_come_back(make, tmp_path, whole, monkeypatch):
+    monkeypatch.setattr(cluster, "_FETCH", 0.0)
+    there, run = make(fetch=True), asked(tmp_path)
+    there.start(run)
+    wait_until(lambda: there.ended() or run.num_finished > 2)
+    os.kill(tasks(os.getpid())[0], signal.SIGKILL)
+    assert [each.state for each in wait(there)] == ["died"]
+    had_come, (copy,) = run.num_finished, copies()
+    shutil.rmtree(copy)
+    there.start(run)
+    assert [each.state for each in wait(there)] == ["done"]
+    assert_same_run(run.folder, whole.folder)
+    said = (run.folder / "output.txt").read_text()
+    assert f"going on after epoch {had_come} in {copy}" in said or f"after epoch {had_come - 1} in {copy}" in said
+
+
+@pytest.mark.parametrize(("find", "told"), [(tasks, "The worker died unexpectedly"), (trainers, "exit code -9")])
+def test_a_run_whose_process_is_killed_has_died_and_goes_on(make, tmp_path, whole, find, told):
+    there, run = make(), asked(tmp_path)
+    there.start(run)
+    wait_until(lambda: run.num_finished > 2)
+    os.kill(find(os.getpid())[0], signal.SIGKILL)
+    (ended,) = wait(there)
+    assert ended.state == "died"
+    assert told in ended.message
+    wait_until(lambda: run.state == "left")
+    there.start(run)
+    assert [each.state for each in wait(there)] == ["done"]
+    assert_same_run(run.folder, whole.folder)
+    assert "going on after epoch" in (run.folder / "output.txt").read_text()
+
+
+@pytest.mark.parametrize("fetch", [False, True])
+def test_a_run_that_fails_says_why_and_keeps_its_traceback(make, tmp_path, fetch):
+    there, run = make(fetch=fetch), asked(tmp_path, lr=1e30)
+    there.start(run)
+    (ended,) = wait(there)
+    assert (ended.job, ended.state) == (run, "failed")
+    assert ended.message.startswith("the loss is nan")
+    assert "TrainingError: the loss is nan" in run.failure
+    assert (run.folder / "failure.txt").read_text().startswith("Traceback")
+    wait_until(lambda: not copies())
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(make, tmp_path):
+    there, run = make(), job(tmp_path)
+    run.folder.mkdir()
+    there.start(run)
+    (ended,) = wait(there)
+    assert ended.state == "failed"
+    assert f"{run.folder}/asked.json is not there on {socket.gethostname()}" in ended.message
+    assert ended.message in run.failure
+
+
+def test_a_node_that_joins_is_given_a_run_which_dies_with_it(make, tmp_path, nodes, monkeypatch):
+    monkeypatch.setattr(cluster, "_LOOK", 0.0)
+    there, runs = make(), [asked(tmp_path / name, epochs=10_000) for name in "abc"]
+    another = nodes.add_node(num_cpus=1)
+    assert there.num_slots == 3
+    for each in runs:
+        there.start(each)
+    wait_until(lambda: all(each.num_finished for each in runs))
+    nodes.remove_node(another, allow_graceful=False)
+    (ended,) = wait(there)
+    assert (ended.state, ended.job in runs) == ("died", True)
+    assert "the node it was running on is dead" in ended.message
+    wait_until(lambda: ended.job.state == "left")
+    wait_until(lambda: there.num_slots == 2)
+
+
+def test_closing_ends_what_runs(make, tmp_path):
+    there, run = make(), asked(tmp_path, epochs=10_000)
+    there.start(run)
+    wait_until(lambda: run.num_finished)
+    there.close()
+    wait_until(lambda: run.state == "left", 5)
+    assert there.ended() == []
+    assert not (run.folder / "failure.txt").exists()
+
+
+def test_a_request_that_no_node_meets_waits_with_a_warning_and_one_for_nothing_is_refused(make):
+    with pytest.warns(UserWarning, match=r"no node .* has the 1 CPUs and 2 GPUs .*: runs wait until one joins"):
+        assert make(num_gpus=2).num_slots == 1
+    for needs in ({"num_cpus": 0}, {"num_cpus": -1, "num_gpus": 2}):
+        with pytest.raises(ValueError, match="a run must take CPUs or GPUs, got num_cpus="):
+            make(**needs)
+
+
+@pytest.mark.parametrize(
+    "address", ["ray://localhost:10001", "localhost", ":6379", "localhost:port", "localhost:99999"]
+)
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ValueError, match="must be HOST:PORT of its head, got"):
+        cluster_join.join(address)
+
+
+def test_a_cluster_that_does_not_answer_is_given_up_soon(monkeypatch):
+    monkeypatch.setattr(cluster_join, "_PATIENCE", 3.0)
+    begun = time.monotonic()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        address = "127.0.0.1:{1}".format(*silent.getsockname())
+        with pytest.raises(ConnectionError, match=f"no Ray cluster answers at {address}: .*refused"):
+            cluster_join.join(address)
+        silent.close()
+    with socket.socket() as silent:
+        silent.bind(("", 0))
+        silent.listen()
+        monkeypatch.setenv("RAY_ADDRESS", address := f"localhost:{silent.getsockname()[1]}")
+        with pytest.raises(ConnectionError, match=f"at {address}: something listens there, .* within 3 s"):
+            cluster_join.join(None)
+    assert time.monotonic() - begun < 10
+
+
+def test_without_ray_the_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        Cluster(SETTINGS)
+    assert caught.value.name == "ray"
+
+
+ALONE = """
+import os, signal, sys
+from pathlib import Path
+from tempbalance.lab.cluster import Cluster
+from tests.lab.campaign import SETTINGS, tasks
+from tests.lab.test_cluster import asked, wait, wait_until
+
+run = asked(Path(sys.argv[1]))
+there = Cluster(SETTINGS)
+there.start(run)
+wait_until(lambda: run.num_finished)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+os.kill(tasks(os.getpid())[0], signal.SIGKILL)
+assert wait(there)[0].state == "died"
+there.start(run)
+assert wait(there)[0].state == "done"
+there.close()
+there.close()
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("killed", -signal.SIGKILL), ("closed", 0)])
+def test_a_cluster_started_here_says_nothing_and_ends_with_its_driver(tmp_path, whole, way, code):
+    with short_folder() as folder:
+        address = Path(folder) / "ray" / "ray_current_cluster"
+        address.parent.mkdir()
+        address.write_text("127.0.0.1:1")  # of one that was killed
+        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder}
+        driver = subprocess.run(
+            [sys.executable, "-c", ALONE, str(tmp_path), way],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert (driver.returncode, driver.stdout, driver.stderr) == (code, "", "")
+        wait_until(lambda: not [command for _, command in processes().values() if folder in command], 20)
+    run = job(tmp_path)
+    wait_until(lambda: run.state == ("left" if way == "killed" else "done"), 20)
+    assert not (run.folder / "failure.txt").exists()
+    if run.is_done:
+        assert_same_run(run.folder, whole.folder)
