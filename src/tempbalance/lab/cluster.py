@@ -34,7 +34,7 @@ class Cluster:
     not shared, somebody's own is looked for under the path in the recipe.
 
     Args:
-        settings: Of each process that trains.
+        settings: Of each process that trains; without ``threads``, one for each of its cores.
         num_cpus: How many cores a run takes.
         num_gpus: How many GPUs a run takes; below 1 for several runs on one.
         address: ``HOST:PORT`` of a cluster's head. ``None`` for the cluster that this machine belongs to
@@ -63,8 +63,11 @@ class Cluster:
         if min(num_cpus, num_gpus) < 0 or num_cpus + num_gpus == 0:
             raise ValueError(f"a run must take CPUs or GPUs, got num_cpus={num_cpus:g} and num_gpus={num_gpus:g}")
         self._ray: Any = ray
-        cache = settings["cache"] and str(Path(settings["cache"]).absolute())
-        self._settings, self._needs, self._fetch = {**settings, "cache": cache}, (num_cpus, num_gpus), fetch
+        own = {
+            "cache": settings["cache"] and str(Path(settings["cache"]).absolute()),
+            "threads": settings["threads"] or max(1, int(num_cpus)),
+        }
+        self._settings, self._needs, self._fetch = {**settings, **own}, (num_cpus, num_gpus), fetch
         self._train = self._ray.remote(
             num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0, num_returns="streaming"
         )(train_run)  # fmt: skip
@@ -153,6 +156,7 @@ class Cluster:
             self._ray.wait(last, num_returns=len(last), timeout=_PATIENCE)
         self._removals.clear()
         if self._connected:
+            self._connected = False
             self._ray.shutdown()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,34 +31,40 @@ def join(address: str | None) -> bool:
     import ray._private.worker
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    found = _find(address)
+    handler = signal.getsignal(signal.SIGTERM)
+    found = _find(address or os.environ.get("RAY_ADDRESS") or "auto")
     try:
-        ray.init(found or "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError) as err:
-        raise ConnectionError(f"cannot {f'join the Ray cluster at {found}' if found else 'start Ray'}: {err}") from err
+        ray.init(found, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as err:
+        told = "start Ray" if found == "local" else f"join the Ray cluster at {found}"
+        raise ConnectionError(f"cannot {told}: {err}") from err
+    if signal.getsignal(signal.SIGTERM) is not handler is not None:
+        signal.signal(signal.SIGTERM, handler)  # Ray has set its own, which ends the process without a word
     ray._private.worker._worker_logs_enabled = False  # otherwise dead workers are told of on standard output
-    return found is None
+    return found == "local"
 
 
-def _find(address: str | None) -> str | None:
-    """The address of the cluster to join; ``None`` if one is to be started.
+def _find(asked: str) -> str:
+    """The address for Ray: ``local`` to start a cluster, ``auto`` for that of this machine, whose token Ray finds.
 
     Raises:
-        ConnectionError: If the one that was asked for does not answer.
+        ConnectionError: If a cluster at an address does not answer.
         ValueError: If the address is none.
     """
     from ray._private import services
 
-    asked = address or os.environ.get("RAY_ADDRESS") or "auto"
     if asked not in ("auto", "local") and not _is_address(asked):
         raise ValueError(f"the address of a Ray cluster must be HOST:PORT of its head, got {asked!r}")
     canonical: Any = services.canonicalize_bootstrap_address
     found: str | None = canonical(None if asked == "auto" else asked)
-    if found is None or not (problem := _problem(found)):
-        return found
-    if asked == "auto":  # it was killed and has left its address
-        return None
-    raise ConnectionError(f"no Ray cluster answers at {asked}: {problem}")
+    if found is None:
+        return "local"
+    problem = _problem(found)
+    if asked == "auto":  # the address may be left from a cluster that was killed
+        return "local" if problem and "AuthenticationError" not in problem else "auto"
+    if problem:
+        raise ConnectionError(f"cannot join the Ray cluster at {asked}: {problem}")
+    return found
 
 
 def _is_address(text: str) -> bool:

@@ -69,10 +69,10 @@ def study_page(
         if name not in captions:
             raise ValueError(f"captions must have one for each chart, got none for {name!r}")
     body = [
-        f"<header><p>Study</p><h1>{named(title)}</h1></header>",
+        f"<header><p>Study</p><h1><bdi>{_text(title)}</bdi></h1></header>",
         f"<p><strong><bdi>{_text(subtitle)}</bdi></strong></p>",
         f"<p>{_text(about)}</p>" if about else "",
-        *(section(shown(each.caption), f"<p>{_text(subtitle)}</p>", _table(each, subtitle)) for each in tables),
+        *(section("Results", f"<p>{_text(subtitle)}</p>", _table(each, subtitle), _told(each)) for each in tables),
         *([section("Figures", *(figure(name, shown(captions[name])) for name in charts))] if charts else []),
         *([section("Notes", f"<ul>{''.join(f'<li>{_text(note)}</li>' for note in notes)}</ul>")] if notes else []),
     ]
@@ -81,6 +81,10 @@ def study_page(
 
 def _text(text: str) -> str:
     return escape(shown(text))
+
+
+def _told(content: PageTable) -> str:
+    return f"<p>{_text(content.caption)}</p>"
 
 
 def _table(content: PageTable, subtitle: str) -> str:

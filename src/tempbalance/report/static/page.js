@@ -9,6 +9,10 @@
       if (room < 640) spec.columns = 1;
       spec.spec.width = Math.max(160, Math.floor((room - 150) / spec.columns));
     }
+    if (spec.concat && room < 640) {
+      spec.columns = 1;
+      for (const child of spec.concat) child.width = Math.min(child.width, Math.max(200, room - 90));
+    }
     if (room < 640) spec.config.legend.columns = 1;
     spec.config.title.limit = room - 16;
     return spec;
