@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# torchvision, which timm and ultralytics need, breaks other packages beside torch's CPU build: an environment of its own
+VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test check format clean demo
+.PHONY: test test-vision check format clean demo
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -18,6 +20,14 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
+
+$(VISION)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VISION)
+	$(VISION)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest timm ultralytics
+	touch $@
+
+test-vision: $(VISION)/.installed
+	$(VISION)/bin/python -m pytest tests/vision
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -33,4 +43,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VISION) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -109,7 +109,7 @@ def test_status_tells_what_runs_and_what_failed_from_another_terminal(tmp_path):
     (failed.folder / "failure.txt").write_text("Traceback (most recent call last):\nValueError: too bad")
     told = invoke("status", "start", "--preset", "smoke", "--out", str(tmp_path))
     assert "0 done, 1 running, 1 failed, 2 left" in told
-    assert f"{running.folder.name}  epoch 2 of 2  test 12.50 %" in told
+    assert "seed 43, start 0  epoch 2 of 2  test 12.50 %" in told
     assert f"{failed.folder.name} failed: ValueError: too bad (all of it in" in told
     lock.release()
 
@@ -120,7 +120,10 @@ def test_status_tells_what_runs_and_what_failed_from_another_terminal(tmp_path):
         (("run", "mian"), "unknown study 'mian': did you mean 'main'"),
         (("run", "main", "--preset", "desk"), "unknown preset 'desk': known are paper, laptop, smoke"),
         (("run", "main", "--only", "model=resnet"), "main: unknown model 'resnet'"),
-        (("run", "main", "--dataset", "no.npz"), "unknown dataset 'no.npz'"),
+        (("run", "main", "--dataset", "no.npz"), "no.npz': known are digits"),
+        (("run", "main", "--dataset", " "), "dataset must be a name or a path, got ' '"),
+        (("run", "main", "--device", "gpus"), "unknown device 'gpus': did you mean 'gpu'"),
+        (("run", "main", "--precision", "fp16"), "unknown precision 'fp16'"),
         (("run", "main", "--preset", "paper", "--dataset", "digits"), "dataset must not be given with preset paper"),
         (("report", "main", "--format", "tex"), "unknown format 'tex': "),
         (("report", "main", "--html", "."), "html must be a file to write, got the folder '.'"),

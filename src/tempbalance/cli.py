@@ -152,7 +152,7 @@ def compare(
             write_comparison,
         )
         from tempbalance.lab.jobs import Job
-        from tempbalance.lab.processes import check_all, local_pool, train_all
+        from tempbalance.lab.processes import check_all, local_pool, raise_failures, train_all
         from tempbalance.report.write import write_runs
 
         given = {**(read_recipe(recipe) if recipe else {}), **options}
@@ -165,7 +165,7 @@ def compare(
             messages.print(line, markup=False, highlight=False, soft_wrap=True)
         settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
         settings |= {"log_every": log_every, "tensorboard": tensorboard}
-        train_all(jobs, local_pool(settings, num_workers=workers), messages, stop_at_failure=True)
+        raise_failures(train_all(jobs, local_pool(settings, num_workers=workers), messages, stop_at_failure=True))
         comparisons = summarize(names, recipes, folder)
         write_comparison(comparisons, recipes, folder)
         Console().print(comparison_table(comparisons))

@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 from tempbalance.layers import find_layers, owners
+from tempbalance.sharded import find_sharded
 from tempbalance.wrappers import unwrap
 
 LABEL = "layer"
@@ -86,7 +87,7 @@ def split_param_groups(
         TypeError: If a scheduler's type is not one of torch's, so that its lists are not known, or the optimizer allows
             one group only.
         ValueError: If a scheduler belongs to another optimizer, has not as many entries as there are groups, or a group
-            uses the key ``layer`` for something else.
+            uses the key ``layer`` for something else, or the optimizer was built before the model was sharded.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -97,6 +98,7 @@ def split_param_groups(
     for scheduler in every:
         _check_scheduler(scheduler, optimizer)
     owner = owners(find_layers(model))
+    _check_sharded_first(optimizer, model)
     split = [_split(group, owner) for group in groups]
     origin = [index for index, parts in enumerate(split) for _ in parts]
     groups[:] = [part for parts in split for part in parts]
@@ -119,10 +121,11 @@ def check_belonging(
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    owner = owners(find_layers(model))
+    _check_sharded_first(optimizer, model)
     held = {each for group in optimizer.param_groups for each in group["params"]}
     if held.isdisjoint(model.parameters()):
         raise ValueError("the optimizer holds none of the model's parameters")
-    owner = owners(find_layers(model))
     labels = {group[LABEL] for group in optimizer.param_groups if LABEL in group}
     if not labels and not held.isdisjoint(owner):
         raise ValueError(
@@ -151,6 +154,18 @@ def check_belonging(
                     f"schedule {type(each).__name__} was built for {len(values)} param groups, the optimizer has "
                     f"{len(optimizer.param_groups)}: build it after the split, or hand it to split_param_groups then"
                 )
+
+
+def _check_sharded_first(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer with the parameters that the model had before it was sharded, which nobody trains."""
+    sharded = {each.parameter for each in find_sharded(model)}
+    held = {each for group in optimizer.param_groups for each in group["params"]}
+    if sharded and held.isdisjoint(sharded) and not held.issubset(model.parameters()):
+        raise ValueError(
+            "the optimizer holds none of the model's sharded parameters: it was built before the model was sharded, or "
+            "for another one: shard the model (fully_shard, parallelize_module), then build it from "
+            "tempbalance.param_groups(model)"
+        )
 
 
 def copy_value(value: Any) -> Any:

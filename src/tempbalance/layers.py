@@ -21,6 +21,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from tempbalance.core.matrices import Cut, cut_convolution, cut_fused, cut_matrix, cut_stack
 from tempbalance.errors import WeightError
 from tempbalance.lora import base_of, has_lora, is_conv1d, merged_weight
+from tempbalance.sharded import Sharded, find_sharded, replaced
 from tempbalance.wrappers import unwrap
 
 _BIAS = re.compile(r"(^|_)bias")
@@ -43,6 +44,7 @@ class Layer:
         widths: The numbers of outputs by which a following normalisation is recognised.
         left_out: Why the weight is never scored (an embedding, tied to another layer); empty if it can be.
         bare: Whether it is a parameter of a module of no known kind.
+        sharded: Those of its parameters of which this process holds a part only.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Layer:
     followers: list[Parameter] = field(default_factory=list, repr=False)
     left_out: str = ""
     bare: bool = False
+    sharded: list[Sharded] = field(default_factory=list, repr=False)
 
     @property
     def is_embedding(self) -> bool:
@@ -70,11 +73,18 @@ class Layer:
         """The weight as it is now, without its graph.
 
         Raises:
-            WeightError: If the weight is lazy and not initialised.
+            WeightError: If the weight is lazy and not initialised, or sharded over processes.
         """
+        if self.sharded:
+            raise WeightError("must be whole, is sharded over processes")
         if any(is_lazy(parameter) for parameter in self.parameters):
             raise WeightError("is not initialised yet: run the model once on a batch first")
         return self.load().detach()
+
+    def gather(self) -> Tensor:
+        """The weight as it is now; if it is sharded, all processes that hold a part have to call this together."""
+        with replaced(self.sharded, Sharded.gather):
+            return self.load().detach()
 
 
 @dataclass(eq=False)
@@ -92,18 +102,33 @@ def find_layers(model: nn.Module) -> list[Layer]:
     tied to an earlier layer's, are listed with the reason why they are left out.
 
     Args:
-        model: Any module; wrappers such as DataParallel, DDP and torch.compile are looked through.
+        model: Any module; wrappers such as DataParallel, DDP and torch.compile are looked through. Sharded weights
+            (FSDP, tensor parallel) have the shapes of whole ones; nothing is gathered.
 
     Raises:
         TypeError: If the model is no module.
+        ValueError: If it is FullyShardedDataParallel without ``use_orig_params=True``.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    found = list(_visit("", model, set()))
-    _attach_norms(found)
+    sharded = find_sharded(model)
+    with replaced(sharded, Sharded.stand_in) as stands_for:
+        found = list(_visit("", model, set()))
+        _attach_norms(found)
     layers = [each for each in found if isinstance(each, Layer)]
+    if sharded:
+        _put_back(layers, sharded, stands_for)
     mark_tied(layers, [frozenset(layer.parameters) for layer in layers])
     return layers
+
+
+def _put_back(layers: list[Layer], sharded: list[Sharded], stands_for: dict[Parameter, Parameter]) -> None:
+    """Give layers the parameters that modules and optimizers hold."""
+    for layer in layers:
+        layer.parameters = [stands_for.get(each, each) for each in layer.parameters]
+        layer.followers = [stands_for.get(each, each) for each in layer.followers]
+        made_of = set(layer.parameters)
+        layer.sharded = [each for each in sharded if each.parameter in made_of]
 
 
 def is_bias(key: str) -> bool:

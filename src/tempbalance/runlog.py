@@ -201,12 +201,21 @@ def take_lock(path: Path, *, patience: float = 0) -> BaseFileLock | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock that a file is."""
-    if not path.exists():
+    """Whether a process holds the lock that a file is; asks no right to write."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        lock = take_lock(path) if path.exists() else None
+        if lock is not None:
+            lock.release()
+        return path.exists() and lock is None
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
         return False
-    if (lock := take_lock(path)) is None:
+    except BlockingIOError:
         return True
-    lock.release()
     return False
 
 

@@ -9,20 +9,24 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from tempbalance.core.assign import AssignmentFunction, AssignmentName, ScaleRange, assign, check_assignment
 from tempbalance.core.score import ScoreFunction, ScoreName
 from tempbalance.core.tail import TailName
+from tempbalance.distributed import SharedScoring
 from tempbalance.groups import LABEL, check_belonging, flatten
 from tempbalance.layers import find_layers
+from tempbalance.ranks import check_share, find_ranks
 from tempbalance.rates import Rate, note_written, put_back, read_rates, was_changed, write_rates
-from tempbalance.scoring import Scoring, TailFunction, check_count, score_layers
+from tempbalance.scoring import Scoring, TailFunction, check_count
 from tempbalance.table import LayerRow, LayerTable
 from tempbalance.wrappers import unwrap
 
@@ -60,9 +64,13 @@ class TempBalance(LRScheduler):
         exclude: Name patterns, as in a shell, of layers to leave out.
         fused: Name patterns of weights that hold several projections side by side, with their number or their sizes:
             ``{"*.qkv": 3}``.
+        share: Whether the processes of torch.distributed, where that is in use, share the spectra among them; all of
+            them then have to build it and step it together. A process group shares among its processes only, False
+            lets each process score a model of its own.
 
     Raises:
         ValueError, TypeError: If an option is out of range, or optimizer, model and schedule do not belong together.
+        RuntimeError: If the processes that share hold different models or options, or make different calls.
         TempBalanceError: If a weight has no spectrum (NaN, Inf, meta, lazy, complex, integer, sparse); it names the
             layer.
     """
@@ -85,6 +93,7 @@ class TempBalance(LRScheduler):
         min_eigenvalues: int = 50,
         exclude: Sequence[str] = (),
         fused: Mapping[str, int | Sequence[int]] | None = None,
+        share: bool | ProcessGroup = True,
     ) -> None:
         check_assignment(assignment, scale_range)
         check_count("interval", interval, least=1)
@@ -95,20 +104,21 @@ class TempBalance(LRScheduler):
         self.assignment: AssignmentName | AssignmentFunction = assignment
         self.scale_range = scale_range
         self.interval, self.start = interval, start
+        self.share = check_share(share)
         if isinstance(schedule, TempBalance):
             raise TypeError("schedule must be a scheduler of torch, got TempBalance")
         check_belonging(optimizer, model, schedule)
         for pattern in exclude:
             if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
                 warnings.warn(f"TempBalance: exclude pattern {pattern!r} matches no layer", stacklevel=2)
-        self.model = unwrap(model)
+        self.model = unwrap(model, keep=["FullyShardedDataParallel"])  # it knows which piece is of what
         self.schedule = schedule
         self.last_scores: dict[str, float] = {}
         self.last_scales: dict[str, float] = {}
         self._rows: list[LayerRow] = []
         self._calls = -1
         self._is_retired = self._has_told = False
-        scored = self._score() if start == 0 else None  # before anything is written
+        scored = self._score("TempBalance()") if start == 0 else None  # before anything is written
         self._is_doubtful = _take_over(optimizer, self)
         self._labels = _labels(optimizer)
         self._rates = read_rates(optimizer)
@@ -154,7 +164,7 @@ class TempBalance(LRScheduler):
             raise RuntimeError(_OUTERMOST)
         self._check_step(args, kwargs)
         late = self._calls + 1 - self.start
-        scored = self._score() if late >= 0 and late % self.interval == 0 else None
+        scored = self._score(f"step() {self._calls + 1}") if late >= 0 and late % self.interval == 0 else None
         if self.schedule is not None:
             self._step_schedule(self.schedule, args, kwargs)
         if scored is not None:
@@ -179,7 +189,7 @@ class TempBalance(LRScheduler):
             TempBalanceError: If a weight has no spectrum; nothing has moved then.
         """
         self._check_active()
-        self._keep(self._score())
+        self._keep(self._score(f"rescore() after {self._calls} steps"))
         self._write_rates()
 
     def restore(self) -> None:
@@ -207,20 +217,12 @@ class TempBalance(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and tensors, which load with ``weights_only=True``; functions are left out."""
         self._take_in_new_groups()
-        scoring = {each.name: getattr(self.scoring, each.name) for each in fields(self.scoring)}
-        options = {
-            "scale_range": list(self.scale_range),
-            "assignment": None if callable(self.assignment) else self.assignment,
-            "interval": self.interval,
-            "start": self.start,
-            "scoring": {key: None if callable(value) else value for key, value in scoring.items()},
-        }
         state: dict[str, Any] = _plain(
             {
                 "version": 1,
                 "last_epoch": self.last_epoch,
                 "step_count": self._step_count,
-                "options": options,
+                "options": self._options(),
                 "groups": _labels(self.optimizer),
                 "rates": self._rates,
                 "base_lrs": self.base_lrs,
@@ -272,9 +274,21 @@ class TempBalance(LRScheduler):
         """Groups that were added since bring their own base rate."""
         self._rates += read_rates(self.optimizer)[len(self._rates) :]
 
-    def _score(self) -> list[LayerRow]:
+    def _options(self) -> dict[str, Any]:
+        """Those that make a run what it is; functions are None."""
+        scoring = {each.name: getattr(self.scoring, each.name) for each in fields(self.scoring)}
+        return {
+            "scale_range": list(self.scale_range),
+            "assignment": None if callable(self.assignment) else self.assignment,
+            "interval": self.interval,
+            "start": self.start,
+            "scoring": {key: None if callable(value) else value for key, value in scoring.items()},
+        }
+
+    def _score(self, call: str) -> list[LayerRow]:
         """Rows with their scales, without changing anything."""
-        rows = score_layers(find_layers(self.model), self.scoring)
+        find, ranks = partial(find_layers, self.model), find_ranks(self.share)
+        rows = SharedScoring(find, self.scoring, ranks, call=call, options=self._options()).rows()
         scores = {row.name: row.score for row in rows if row.score is not None}
         scales = assign(scores, assignment=self.assignment, scale_range=self.scale_range)
         return [replace(row, scale=scales.get(row.name, 1.0)) for row in rows]

@@ -77,6 +77,25 @@ class Job:
     score: float | None = None
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What there is to do for a model.
+
+    Attributes:
+        layers: All of them.
+        reasons: Why a layer is left out before its weight is looked at, by its name; empty if it is not.
+        jobs: The parts of those that are not, by the layer's name.
+    """
+
+    layers: Sequence[Layer]
+    reasons: dict[str, str]
+    jobs: dict[str, list[Job]]
+
+    def rows(self) -> list[LayerRow]:
+        """A row for each layer, once the jobs are done."""
+        return [make_row(layer, self.jobs.get(layer.name, []), self.reasons[layer.name]) for layer in self.layers]
+
+
 def score_layers(layers: Sequence[Layer], scoring: Scoring) -> list[LayerRow]:
     """A row for each layer: its score, or why it is left out.
 
@@ -85,14 +104,25 @@ def score_layers(layers: Sequence[Layer], scoring: Scoring) -> list[LayerRow]:
         TempBalanceError: If a weight has no spectrum (NaN, meta, complex, ...) or a score is not finite; it names the
             layer.
     """
+    plan = plan_layers(layers, scoring)
+    solve([job for each in plan.jobs.values() for job in each], scoring)
+    return plan.rows()
+
+
+def plan_layers(layers: Sequence[Layer], scoring: Scoring) -> Plan:
+    """Which layers are scored, and the parts that they are cut into.
+
+    Raises:
+        ValueError: If a pattern of ``fused`` matches no layer.
+        TempBalanceError: If a weight is lazy or cannot be cut; it names the layer.
+    """
     for pattern in scoring.fused:
         if not any(fnmatchcase(layer.name, pattern) for layer in layers):
             raise ValueError(f"fused pattern {pattern!r} matches no layer, of {[layer.name for layer in layers]}")
     first, last = ends(layers)
     reasons = {layer.name: _reason(layer, scoring, layer is first, layer is last) for layer in layers}
     jobs = {layer.name: jobs_of(layer, scoring) for layer in layers if not reasons[layer.name]}
-    solve([job for each in jobs.values() for job in each], scoring)
-    return [make_row(layer, jobs.get(layer.name, []), reasons[layer.name]) for layer in layers]
+    return Plan(layers, reasons, jobs)
 
 
 def ends(layers: Sequence[Layer]) -> tuple[Layer | None, Layer | None]:
@@ -152,6 +182,7 @@ def solve(
     see: Callable[[Job, Spectrum], None] | None = None,
     refuse: Refuse = _raise,
     memory: float = math.inf,
+    load: Callable[[Layer], Tensor] = Layer.weight,
 ) -> None:
     """Fill in fit and score, or the reason why there are none; what float32 leaves in doubt, in float64.
 
@@ -161,13 +192,14 @@ def solve(
         see: Is shown each spectrum once it is judged.
         refuse: What becomes of an error; without it, it is raised with the layer's name.
         memory: Bytes that weights under way may take.
+        load: Gives a layer's weight.
     """
     # the density's peak depends on the smallest eigenvalue, and a function may, which float32 can't tell from noise
     looks_at_all = scoring.tail == "peak" or callable(scoring.tail) or callable(scoring.score)
     jobs = [job for job in jobs if not job.reason]
     for double in (True,) if looks_at_all else (False, True):
         loaded: list[Job] = []
-        results = spectra(_load(sorted(jobs, key=_by_cost), loaded, refuse), double=double, memory=memory)
+        results = spectra(_load(sorted(jobs, key=_by_cost), loaded, refuse, load), double=double, memory=memory)
         jobs = []
         for job, spectrum in zip(loaded, results, strict=True):
             try:
@@ -185,12 +217,12 @@ def _by_cost(job: Job) -> int:
     return -job.cost
 
 
-def _load(jobs: list[Job], loaded: list[Job], refuse: Refuse) -> Iterator[Part]:
+def _load(jobs: list[Job], loaded: list[Job], refuse: Refuse, load: Callable[[Layer], Tensor]) -> Iterator[Part]:
     """The parts of jobs, a weight that several jobs in a row are cut from loaded once; held no longer than needed."""
     for _, run in groupby(jobs, lambda job: job.layer):
         of_layer = list(run)
         try:
-            parts = _parts(of_layer[0])
+            parts = _parts(of_layer[0], load)
         except TempBalanceError as err:
             for job in of_layer:
                 refuse(job, err)
@@ -201,8 +233,8 @@ def _load(jobs: list[Job], loaded: list[Job], refuse: Refuse) -> Iterator[Part]:
         del parts
 
 
-def _parts(job: Job) -> list[Part]:
-    weight = job.layer.weight()
+def _parts(job: Job, load: Callable[[Layer], Tensor]) -> list[Part]:
+    weight = load(job.layer)
     check_weight(weight)
     return job.cut(weight)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -54,8 +55,9 @@ def list_() -> None:
         for name in PRESETS:
             table.add_column(name, justify="right", no_wrap=True)
         for each in all_studies().values():
+            figures = ", ".join(each.figures)
             counts = [len(each.jobs(preset, each.points(preset), Path())) for preset in PRESETS.values()]
-            table.add_row(each.name, f"{each.varies} ({', '.join(each.figures)})", *map(str, counts))
+            table.add_row(each.name, each.varies + (f" ({figures})" if figures else ""), *map(str, counts))
         Console().print(table)
         typer.echo("Numbers are of runs in each preset.")
         for preset in PRESETS.values():
@@ -94,9 +96,11 @@ def run(
 ) -> None:
     """Train what studies need; complete runs are left alone, interrupted ones go on, and studies share theirs."""
     with answered("cluster" if ray or ray_address else "lab"), stoppable():
+        from tempbalance.lab.options import check_dataset
         from tempbalance.lab.plan import jobs_of_all, totals_text
-        from tempbalance.lab.processes import check_all, local_pool, train_all
+        from tempbalance.lab.processes import check_settings, local_pool, raise_failures, train_all, unfit
 
+        check_settings(device, precision)
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
         jobs = jobs_of_all(chosen, studies, size, folder)
         settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
@@ -104,11 +108,15 @@ def run(
         if dry_run:
             _tell_plan(studies, size, chosen, folder, local_pool(settings, num_workers=workers).num_slots)
             return
-        check_all(jobs, precision=precision)
+        for each in dict.fromkeys(job.recipe.dataset for job in jobs):
+            check_dataset(each)
+        failures = unfit(jobs, precision=precision)
+        folder.mkdir(parents=True, exist_ok=True)
         alone = [each for each in studies if each.is_timed and size.name != "smoke"]
-        timed = jobs_of_all(chosen, alone, size, folder)
+        timed = [job for job in jobs_of_all(chosen, alone, size, folder) if job not in failures]
+        others = [job for job in jobs if job not in timed and job not in failures]
         messages.print(totals_text(jobs), highlight=False)
-        for part, num_workers in (([job for job in jobs if job not in timed], workers), (timed, 1)):
+        for part, num_workers in ((others, workers), (timed, 1)):
             if not part:
                 continue
             executor: Executor
@@ -116,7 +124,8 @@ def run(
                 executor = _cluster(settings, num_cpus=cpus, num_gpus=gpus, address=ray_address, fetch=fetch)
             else:
                 executor = local_pool(settings, num_workers=num_workers)
-            train_all(part, executor, messages, retries=retries)
+            failures |= train_all(part, executor, messages, retries=retries)
+        raise_failures(failures)
         _say_next(names, preset, only, dataset, out)
 
 
@@ -130,13 +139,10 @@ def _chosen(
     names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None
 ) -> tuple[list[Study], Preset, dict[str, list[Point]], Path]:
     """The studies, the preset, the points of each study and the folder of runs."""
-    from tempbalance.lab.options import check_dataset
     from tempbalance.lab.plan import points_of, read_only
     from tempbalance.lab.point import find_preset
     from tempbalance.lab.study import find_study
 
-    if dataset is not None:
-        check_dataset(dataset)
     size = find_preset(preset, dataset=dataset)
     studies = [find_study(name) for name in dict.fromkeys(names)]
     chosen = {each.name: points_of(each, size, read_only(only or [])) for each in studies}
@@ -167,10 +173,10 @@ def _wide() -> Console:
 
 def _say_next(names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None) -> None:
     given: dict[str, Any] = {"--preset": preset, "--dataset": dataset, "--out": out}
-    more = [f"{flag} {value}" for flag, value in given.items() if value is not None]
-    more += [f"--only {each}" for each in only or []]
+    more = [part for flag, value in given.items() if value is not None for part in (flag, value)]
+    more += [part for each in only or [] for part in ("--only", each)]
     for name in dict.fromkeys(names):
-        typer.echo(f"complete; see: tempbalance study report {name} {' '.join(more)}")
+        typer.echo(f"complete; see: {shlex.join(['tempbalance', 'study', 'report', name, *more])}")
 
 
 @study.command()
@@ -193,9 +199,12 @@ def status(
         typer.echo(f"{', '.join(chosen)}, preset {size.name}, in {folder}: {count_text(Counter(states.values()))}")
         running = [job for job, state in states.items() if state == "running"]
         left = [job for job, state in states.items() if state in ("running", "left")]
+        if begun := [job for job in left if job not in running and job.num_finished]:
+            typer.echo(f"{len(begun)} of those left {'is' if len(begun) == 1 else 'are'} begun and will go on")
         if left:
             typer.echo(time_text(Times(known_jobs(folder)), left, max(1, len(running))))
-        console.print(running_table(running))
+        if running:
+            console.print(running_table(running, jobs))
         for job in (job for job, state in states.items() if state == "failed"):
             typer.echo(f"{job.folder.name} failed: {job.failure} (all of it in {job.folder / 'failure.txt'})")
 
@@ -213,9 +222,10 @@ def report(
 ) -> None:
     """Show what a study has found so far beside the paper's numbers, and draw its figure."""
     with answered("lab"):
-        from tempbalance.lab.telling import check_form, print_findings, write_findings
+        from tempbalance.lab.telling import check_form, check_places, print_findings, write_findings
 
         check_form(form)
+        check_places(html, figures)
         (chosen_study,), size, chosen, folder = _chosen([name], preset, only, dataset, out)
         findings = chosen_study.find(size, chosen[name], folder)
         shown = chosen_study.present(findings)

@@ -7,6 +7,7 @@ to look for it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -20,10 +21,15 @@ _WRAPPERS = (
 )
 
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """The bare module inside any number of wrappers."""
+def unwrap(module: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
+    """The bare module inside any number of wrappers.
+
+    Args:
+        module: The module.
+        keep: Names of wrappers that are not looked through.
+    """
     for path, name, attribute in _WRAPPERS:
         wrapper = getattr(sys.modules.get(path), name, None)
-        if wrapper is not None and isinstance(module, wrapper):
-            return unwrap(getattr(module, attribute))
+        if wrapper is not None and isinstance(module, wrapper) and name not in keep:
+            return unwrap(getattr(module, attribute), keep=keep)
     return module

@@ -77,7 +77,7 @@ def disturb(root: Path, *address: str, kills: list[str], find: Callable[[str, in
                 driver = start_driver(root, *address)
             else:
                 os.kill(rng.choice(wait_for(partial(find, kind, driver.pid), driver, root)), 9)
-        assert driver.wait(300) == 0, said(root)
+        assert driver.wait(600) == 0, said(root)
     finally:
         driver.kill()
         driver.wait()
@@ -85,7 +85,7 @@ def disturb(root: Path, *address: str, kills: list[str], find: Callable[[str, in
 
 def wait_for(look: Callable, driver: subprocess.Popen[bytes], root: Path):
     """Wait until there is something, which must be before the driver ends."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not (found := look()):
         assert driver.poll() is None, f"the driver has ended with {driver.returncode}: {said(root)}"
         assert time.monotonic() < deadline, f"nothing moves: {said(root)}"
@@ -109,6 +109,7 @@ def assert_all_trained_alike(root: Path, whole: Path) -> None:
         assert_same_run(ours.folder, theirs.folder)
         assert ours.state == "done"
         assert not (ours.folder / "failure.txt").exists()
+    assert any("going on after epoch" in path.read_text() for path in root.glob("*/output.txt"))
 
 
 def assert_same_run(ours: Path, theirs: Path) -> None:

@@ -38,7 +38,7 @@ def wait(executor: Executor, num: int = 1) -> list[Ended]:
     return found
 
 
-def wait_until(ready: Callable[[], object], seconds: float = 120) -> None:
+def wait_until(ready: Callable[[], object], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < end, "it does not happen"
@@ -227,21 +227,27 @@ def test_without_ray_the_missing_package_is_named(monkeypatch):
 ALONE = """
 import os, signal, sys
 from pathlib import Path
+import pytest, ray
 from tempbalance.lab.cluster import Cluster
 from tests.lab.campaign import SETTINGS, below, tasks
 from tests.lab.test_cluster import asked, wait, wait_until
 
-run = asked(Path(sys.argv[1]), epochs=int(sys.argv[2]))
+folder, epochs, *killed = sys.argv[1:]
+run = asked(Path(folder), epochs=int(epochs))
+if not killed:
+    with pytest.raises(ValueError, match="no node of the Ray cluster has the 1 CPUs and 99 GPUs that a run takes"):
+        Cluster(SETTINGS, num_gpus=99)
+    assert not ray.is_initialized()
 there = Cluster(SETTINGS)
 there.start(run)
 wait_until(lambda: run.num_finished)
-if sys.argv[3:]:
+if killed:
     os.kill(os.getpid(), signal.SIGKILL)
 os.kill(tasks(os.getpid())[0], signal.SIGKILL)
 assert wait(there)[0].state == "died"
 there.start(run)
 assert wait(there)[0].state == "done"
-Path(sys.argv[1], "pids").write_text(" ".join(map(str, below(os.getpid()))))
+Path(folder, "pids").write_text(" ".join(map(str, below(os.getpid()))))
 there.close()
 there.close()
 """
@@ -260,7 +266,7 @@ def run_alone(*arguments: str) -> subprocess.CompletedProcess[str]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
         )
 
 

@@ -69,7 +69,7 @@ def test_a_comparison_is_left_beside_its_runs(tmp_path):
         (0.19, 1.06, "tb - cal = +0.19 points, 95 % interval -0.87 to +1.25: 3 seeds do not show a difference."),
         (1.0, 0.5, "tb - cal = +1.00 points, 95 % interval +0.50 to +1.50: a difference."),
         (-1.0, 0.5, "tb - cal = -1.00 points, 95 % interval -1.50 to -0.50: a difference."),
-        (0.0, 0.0, "tb - cal = +0.00 points, 95 % interval +0.00 to +0.00: 3 seeds do not show a difference."),
+        (0.0, 0.0, "tb - cal = +0.00 points with each of 3 seeds: differences that are all equal allow no test."),
         (0.5, None, "tb - cal = +0.50 points with one seed, which tells nothing about the spread."),
     ],
 )

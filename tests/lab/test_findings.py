@@ -9,13 +9,14 @@ import pytest
 from rich.console import Console
 from scipy.stats import ttest_rel
 
-from tempbalance.lab.findings import Findings
+from tempbalance.lab.findings import Findings, Tried
 from tempbalance.lab.paper.rows import PaperResult
 from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.present import accuracy_table, settings_text, verdicts
-from tempbalance.lab.statistics import paired
+from tempbalance.lab.statistics import paired, verdict_text
 from tempbalance.lab.study import Presentation, Study
 from tempbalance.lab.tables import Number, ResultTable, to_csv, to_latex, to_rich
+from tempbalance.lab.telling import notes
 from tempbalance.runlog import RunFolder
 
 SEEDS = (43, 37, 13)
@@ -75,7 +76,10 @@ def test_balancing_is_tested_against_the_baseline_seed_by_seed(tmp_path):
     assert (test.mean - test.interval, test.mean + test.interval) == pytest.approx((low, high), rel=1e-12)
     assert findings.against(findings.cells[0]) is None
     (sentence,) = verdicts(findings)
-    assert sentence == "MLP, digits: TB - CAL = +0.83 points, 95 % interval +0.12 to +1.55: a difference."
+    found = "TB against CAL: +0.83 points, 95 % interval +0.12 to +1.55: a difference."
+    assert sentence == f"MLP, digits: so far, with runs missing, {found}"
+    rest = {("tb", 0.1, seed): 10.0 for seed in SEEDS}
+    assert verdicts(trained(tmp_path, rest)) == [f"MLP, digits: {found}"]
 
 
 def test_seeds_are_paired_by_their_number():
@@ -85,20 +89,23 @@ def test_seeds_are_paired_by_their_number():
     assert (one.mean, one.interval, one.p_value, one.num_pairs) == (0.5, None, None, 1)
     same = paired({43: 1.0, 37: 2.0}, {43: 0.5, 37: 1.5})
     assert (same.interval, same.p_value) == (0.0, None)
+    told = verdict_text(same.mean, same.interval, num_seeds=2)
+    assert told == "+0.50 points with each of 2 seeds: differences that are all equal allow no test."
 
 
 def test_a_table_tells_what_was_found_where_it_was_best_and_what_the_paper_has(tmp_path):
     findings = trained(tmp_path, CAL | CAL_BETTER | TB | TB_INCOMPLETE)
-    table = accuracy_table(findings, seconds=True)
+    table = accuracy_table(findings, seconds="balancing")
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    assert [str(rows[0][name]) for name in ("data", "network", "method", "seeds", "best at")] == [
-        "digits", "MLP", "CAL", "3 of 3", "lr 0.1 (2 tried)",
+    assert [str(rows[0][name]) for name in ("data", "network", "method", "seeds", "setting")] == [
+        "digits", "MLP", "CAL", "3 of 3", "lr 0.1 (best of 2)",
     ]  # fmt: skip
     assert rows[0]["accuracy, %"] == Number(92.5, 0.5)
     assert str(rows[1]["paper, %"]) == "95.60 ± 0.10 (CIFAR-10)"
-    assert str(rows[0]["difference"]) == "-3.00"
+    assert rows[1]["setting"] == "lr 0.05 (best of 2 so far)"
+    assert rows[0]["difference"] is None  # the paper's number is of other data
     assert str(rows[1]["against CAL"]) == "+0.83 ± 0.72"
-    assert str(rows[1]["seconds"]) == "0.500"
+    assert str(rows[1]["seconds a balancing"]) == "0.500"
     assert rows[0]["against CAL"] is None
     assert findings.subtitle == (
         "preset laptop: digits, 1,438 + 359 images; width 1; 12 epochs; seeds 43, 37, 13; 10 of 12 runs complete"
@@ -114,6 +121,40 @@ def test_a_study_without_a_run_has_an_empty_table(tmp_path):
     assert findings.num_runs == (0, 12)
 
 
+def test_columns_are_the_same_from_the_first_run_to_the_last(tmp_path):
+    empty = to_csv(accuracy_table(trained(tmp_path, {}))).splitlines()[0]
+    assert empty == to_csv(accuracy_table(trained(tmp_path, CAL | CAL_BETTER | TB))).splitlines()[0]
+    assert '"paper, %","paper, % ±","paper, % of"' in empty
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"test_accuracy": NaN}', '{"test_accuracy": true}', "[]"])
+def test_a_damaged_run_is_left_out_and_named(tmp_path, content):
+    findings = trained(tmp_path, CAL | CAL_BETTER | TB)
+    damaged = next(iter(findings.cells[0].best.runs.values())).path
+    (damaged / "result.json").write_text(content)
+    after = trained(tmp_path, {})
+    assert after.num_runs == (8, 12)
+    (told,) = notes(after)
+    assert told.startswith(f"left out: {damaged / 'result.json'}: ")
+
+
+def test_seconds_of_balancing_are_told_for_an_epoch_too():
+    result = {"test_accuracy": 1.0, "balancing_seconds": 0.5, "balancing_seconds_std": 0.1, "num_balancings": 30}
+    tried = Tried(points(PRESET)[0], {}, {43: {**result, "epochs": 10}})
+    assert tried.seconds("balancing") == (0.5, 0.1)
+    assert tried.seconds("balancing_an_epoch") == pytest.approx((1.5, 0.3))
+
+
+def test_what_all_rows_share_stands_above_them_and_nothing_is_taken_for_markup():
+    table = ResultTable("", ["data", "name"], [["digits", "[bold]a"], ["digits", "b"]])
+    console = Console(file=io.StringIO(), width=40)
+    console.print(to_rich(table))
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].strip() == "data digits"
+    assert any("[bold]a" in line for line in lines)
+    assert not any("digits" in line for line in lines[1:])
+
+
 def test_what_a_point_sets_is_told_once():
     point = Point({"method": "tb", "tail": "peak"}, {"lr": 0.1, "tail": "peak", "scale_range": (0.5, 1.5)})
     assert settings_text(point) == "lr 0.1, scale_range (0.5, 1.5), tail peak"
@@ -124,22 +165,26 @@ TABLE = ResultTable(
     "Of 50 % & more.",
     ["name", "accuracy, %", "gain"],
     [["a_b", Number(78.9712, 0.291), None], ["c\\{}", Number(1 / 3), Number(-0.5, signed=True, note="(CIFAR-10)")]],
+    spread=("accuracy, %",),
+    noted=("gain",),
 )
 
 
 def test_csv_has_all_digits_and_a_column_for_each_number():
     rows = list(csv.reader(io.StringIO(to_csv(TABLE, study="main", preset="laptop"))))
     assert rows == [
-        ["study", "preset", "name", "accuracy, %", "accuracy, % ±", "gain"],
-        ["main", "laptop", "a_b", "78.9712", "0.291", ""],
-        ["main", "laptop", "c\\{}", repr(1 / 3), "", "-0.5"],
+        ["study", "preset", "name", "accuracy, %", "accuracy, % ±", "gain", "gain of"],
+        ["main", "laptop", "a_b", "78.9712", "0.291", "", ""],
+        ["main", "laptop", "c\\{}", repr(1 / 3), "", "-0.5", "CIFAR-10"],
     ]
 
 
 def test_latex_escapes_what_it_must():
-    assert to_latex(TABLE, "preset laptop: own_data").splitlines() == [
+    assert to_latex(TABLE, "preset laptop: own_data", label="main-laptop").splitlines() == [
         r"\begin{table}",
+        r"\centering",
         r"\caption{preset laptop: own\_data. Of 50 \% \& more.}",
+        r"\label{tab:main-laptop}",
         r"\begin{tabular}{lrr}",
         r"name & accuracy, \% & gain \\ \hline",
         r"a\_b & $78.97 \pm 0.29$ &  \\",

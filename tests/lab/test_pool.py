@@ -99,6 +99,17 @@ def test_a_killed_process_is_told_and_the_next_one_goes_on(pool, tmp_path):
     assert "going on after epoch" in (tmp_path / "run" / "output.txt").read_text()
 
 
+def test_a_process_that_is_asked_to_end_leaves_no_failure(pool, tmp_path):
+    job = asked(tmp_path / "run", epochs=400)
+    pool.start(job)
+    while job.num_finished < 1:
+        time.sleep(0.05)
+    os.kill(pool._workers[0]._process.pid, signal.SIGTERM)
+    (ended,) = wait(pool)
+    assert ended.state == "died"
+    assert not (tmp_path / "run" / "failure.txt").exists()
+
+
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -132,7 +143,7 @@ def test_no_process_outlives_the_one_that_started_it(tmp_path):
 
 
 def test_a_process_has_its_share_of_the_cores_or_a_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(8)))
     free = {**SETTINGS, "threads": None, "device": "auto"}
     monkeypatch.setattr(processes.shutil, "which", lambda _: None)
     alone = processes.local_pool(free, num_workers=None)
@@ -140,7 +151,7 @@ def test_a_process_has_its_share_of_the_cores_or_a_gpu(monkeypatch, tmp_path):
     pair = processes.local_pool(free, num_workers=2)
     assert (pair.num_slots, pair._settings["threads"]) == (2, 4)
     assert pair._environment(0)["OMP_NUM_THREADS"] == "4"
-    monkeypatch.setattr(processes, "_gpus", lambda: [0, 3])
+    monkeypatch.setattr(processes, "_gpus", lambda: ["0", "3"])
     cuda = processes.local_pool(free, num_workers=None)
     assert cuda.num_slots == 2
     assert [cuda._environment(place)["CUDA_VISIBLE_DEVICES"] for place in (0, 1)] == ["0", "3"]
@@ -152,6 +163,6 @@ def test_a_process_has_its_share_of_the_cores_or_a_gpu(monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.setattr(processes.shutil, "which", lambda _: str(tool))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert processes._gpus() == [0, 1]
+    assert processes._gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert processes._gpus() == [1]
+    assert processes._gpus() == ["1"]

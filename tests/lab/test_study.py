@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tempbalance.lab import studies as folder_of_studies
@@ -13,7 +14,7 @@ from tempbalance.lab.plan import jobs_of_all, points_of, read_only, totals_text
 from tempbalance.lab.point import PRESETS, find_preset
 from tempbalance.lab.points import steps_like
 from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.study import all_studies, find_study
+from tempbalance.lab.study import StudyError, all_studies, find_study
 
 NAMES = {
     "main", "optimizers", "adam", "learning_rate", "width", "score", "tail", "assignment", "scale_range", "start",
@@ -147,6 +148,30 @@ def test_intervals_are_the_same_share_of_a_shorter_epoch(iterations, options, st
     assert steps_like(iterations, options) == steps
 
 
+def test_intervals_of_own_data_follow_from_its_images(tmp_path):
+    images, labels = np.zeros((512, 8, 8), dtype=np.uint8), np.arange(512) % 2
+    path = tmp_path / "own.npz"
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    preset = find_preset("laptop", dataset=str(path))  # four steps an epoch
+    assert {each.interval_steps for each in recipes("interval", preset)} == {None, 3, 2, 1}
+    assert [point.cell["iterations"] for point in find_study("interval").points(preset)] == [390, 300, 200, 100]
+
+
+def test_a_file_without_a_study_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_of_studies, "__path__", [*folder_of_studies.__path__, str(tmp_path)])
+    for name, text, said in (
+        ("broken", "STUDY = (", "the study in broken.py cannot be loaded: SyntaxError"),
+        ("empty", "", "the study in empty.py cannot be loaded: AttributeError"),
+        ("misnamed", "from tempbalance.lab.studies.start import STUDY", "must have a STUDY that is called 'misnamed'"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+        all_studies.cache_clear()
+        with pytest.raises(StudyError, match=said):
+            all_studies()
+        (tmp_path / f"{name}.py").unlink()
+    all_studies.cache_clear()
+
+
 def test_own_data_can_stand_in_for_those_of_a_small_preset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     preset = find_preset("laptop", dataset="own.npz")
@@ -163,6 +188,8 @@ def test_a_part_of_a_study_can_be_chosen():
     points = points_of(study, LAPTOP, read_only(["model=resnet18", "dataset=fashion_mnist"]))
     assert [point.cell["method"] for point in points] == ["cal", "snr", "tb", "tb+snr"]
     assert len(points_of(study, LAPTOP, read_only(["method=cal", "method=tb"]))) == 8
+    as_reported = read_only(["network=ResNet18", "data=Fashion-MNIST", "method=TB+SNR"])
+    assert [point.cell["method"] for point in points_of(study, LAPTOP, as_reported)] == ["tb+snr"]
     widths = points_of(find_study("width"), PAPER, read_only(["width=0.5"]))
     assert {point.options["width"] for point in widths} == {0.5}
     for given, said in (

@@ -149,6 +149,45 @@ def test_a_run_that_fails_elsewhere_has_failed_here_too(tmp_path):
     assert executor.starts == {}
 
 
+def test_an_old_failure_is_no_answer_to_a_new_try(tmp_path):
+    (job,) = jobs(tmp_path, 1)
+    job.folder.mkdir()
+    (job.folder / "failure.txt").write_text("Traceback\nValueError: last week")
+    assert job.state == "failed"
+    lock = take_lock(job.folder / "claim.lock")
+    assert lock is not None
+    threading.Timer(0.05, lock.release).start()  # as one does who only looks
+    executor = Scripted()
+    assert sweep([job], executor, Silent()) == {}
+    assert executor.starts == {"run0": 1}
+    assert not (job.folder / "failure.txt").exists()
+
+
+def test_a_process_that_dies_after_its_last_word_has_not_failed(tmp_path):
+    class Late(Scripted):
+        def _end(self, job: Job) -> Ended:
+            job.run.write_result(RESULT)
+            return Ended(job, "died", "too late")
+
+    (job,) = jobs(tmp_path, 1)
+    assert sweep([job], Late(), Silent(), retries=0) == {}
+    assert job.state == "done"
+
+
+def test_a_run_that_leaves_damaged_files_has_failed_and_stops_no_other(tmp_path):
+    class Damaging(Scripted):
+        def _end(self, job: Job) -> Ended:
+            if job.folder.name != "run1":
+                return super()._end(job)
+            (job.folder / "metrics.jsonl").write_text("garbage\n")
+            return Ended(job, "died", "killed")
+
+    all_jobs = jobs(tmp_path, 3)
+    failures = sweep(all_jobs, Damaging(), Silent())
+    assert list(failures) == [all_jobs[1]]
+    assert "metrics.jsonl, line 1: damaged, not JSON" in failures[all_jobs[1]]
+
+
 def test_the_executor_is_closed_and_claims_are_released_whatever_happens(tmp_path):
     class Broken(Scripted):
         def ended(self) -> list[Ended]:

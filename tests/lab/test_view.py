@@ -10,10 +10,9 @@ from rich.console import Console
 
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.plan import known_jobs
-from tempbalance.lab.processes import SweepError, train_all
+from tempbalance.lab.processes import SweepError, raise_failures, train_all
 from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.view import SweepView, Times, count_text, running_table, seconds_text, time_text
-from tempbalance.runlog import RunFolderError
+from tempbalance.lab.view import SweepView, Times, count_text, job_labels, running_table, seconds_text, time_text
 
 RESULT = {"test_accuracy": 61.25, "best_accuracy": 61.25, "best_epoch": 1}
 
@@ -43,7 +42,7 @@ def test_the_time_left_is_that_of_like_runs_shared_among_those_at_a_time(tmp_pat
     assert time_text(times, left, 2) == "about 2.5 min to go, 2 at a time"
     other = job(tmp_path, "other", model="vgg16")
     assert time_text(times, [*left, other], 3).endswith(
-        "100 s to go, 3 at a time, not counting 1 runs unlike any that exist"
+        "100 s to go, 3 at a time, not counting 1 unlike any that exist"
     )
     assert time_text(times, [other], 2) == "time not known: no run like these has finished an epoch here"
     assert time_text(times, [], 2) == "nothing to do"
@@ -51,18 +50,24 @@ def test_the_time_left_is_that_of_like_runs_shared_among_those_at_a_time(tmp_pat
 
 def test_a_run_under_way_tells_its_time_by_its_files(tmp_path):
     found = job(tmp_path, "run", finished=2)
+    assert Times([found]).left([found]) == (0.0, 1)
+    (found.folder / "last.ckpt").touch()
     os.utime(found.folder / "recipe.json", (1000, 1000))
-    os.utime(found.folder / "metrics.jsonl", (1030, 1030))
+    os.utime(found.folder / "last.ckpt", (1030, 1030))
     assert Times([found]).left([found]) == (15.0 * 8, 0)
+    (found.folder / "previous.ckpt").touch()
+    os.utime(found.folder / "previous.ckpt", (1020, 1020))  # the run was interrupted before
+    assert Times([found]).left([found]) == (10.0 * 8, 0)
 
 
 def test_counts_and_epochs_are_told(tmp_path):
     assert count_text(Counter(done=3, left=2)) == "3 done, 0 running, 0 failed, 2 left"
     console = Console(file=io.StringIO(), width=100)
-    console.print(running_table([job(tmp_path, "run", finished=2), job(tmp_path, "new")]))
+    jobs = [job(tmp_path, "run", finished=2), job(tmp_path, "new", seed=1)]
+    console.print(running_table(jobs, jobs))
     lines = console.file.getvalue().splitlines()
-    assert "run  epoch 3 of 10  test 10.00 %" in lines[0]
-    assert "new  epoch 1 of 10" in lines[1]
+    assert "seed 43  epoch 3 of 10  test 10.00 %" in lines[0]
+    assert "seed 1   epoch 1 of 10" in lines[1]
 
 
 class Once:
@@ -97,24 +102,48 @@ def test_where_there_is_no_terminal_each_run_that_ends_is_a_line(tmp_path):
 
 def test_in_a_terminal_the_whole_sweep_is_shown(tmp_path):
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
-    jobs = [job(tmp_path, "done", seconds=100.0), job(tmp_path, "run", finished=4), job(tmp_path, "other")]
+    jobs = [
+        job(tmp_path, "done", seconds=100.0),
+        job(tmp_path, "run", finished=4, seed=1),
+        job(tmp_path, "other", seed=2),
+    ]
     with SweepView(jobs, console, num_slots=2) as view:
         view.update([jobs[1]], {})
     text = console.file.getvalue()
     assert "14 of 30 epochs; 1 done, 1 running, 0 failed, 1 left" in text
     assert "about 80 s to go, 2 at a time" in text
-    assert "run  epoch 5 of 10  test 30.00 %" in text
+    assert "seed 1  epoch 5 of 10  test 30.00 %" in text
 
 
 def test_failed_runs_are_named_when_all_others_are_complete(tmp_path):
     console = Console(file=io.StringIO(), width=100)
-    with pytest.raises(SweepError, match=r"the run in .*run failed: the \[bold\]loss\[/\] is nan \(a traceback is in"):
-        train_all([job(tmp_path, "run")], Once(fails=True), console)
+    failures = train_all([job(tmp_path, "run")], Once(fails=True), console)
     assert console.file.getvalue() == "run failed: the [bold]loss[/] is nan\n"
+    with pytest.raises(SweepError, match=r"the run in .*run failed: the \[bold\]loss\[/\] is nan \(a traceback is in"):
+        raise_failures(failures)
+    raise_failures({})
 
 
-def test_a_damaged_run_is_named(tmp_path):
+def test_failures_of_the_same_cause_are_told_once(tmp_path):
+    jobs = [job(tmp_path, f"run{i}", seed=i) for i in range(9)]
+    failures = {each: "too bad" if i < 3 else f"cause {i}" for i, each in enumerate(jobs)}
+    with pytest.raises(SweepError) as caught:
+        raise_failures(failures)
+    assert "run0 and 2 more like it failed: too bad; " in str(caught.value)
+    assert "; and 2 other causes (a traceback" in str(caught.value)
+
+
+def test_runs_under_way_are_named_by_what_tells_them_apart(tmp_path):
+    jobs = [job(tmp_path, f"{a}{s}", assignment=a, seed=s) for a in ("sqrt", "log2") for s in (43, 37)]
+    assert list(job_labels(jobs).values()) == [
+        "seed 43, assignment sqrt", "seed 37, assignment sqrt", "seed 43, assignment log2", "seed 37, assignment log2",
+    ]  # fmt: skip
+    assert job_labels(jobs[:1]) == {jobs[0]: "sqrt43"}
+
+
+def test_runs_that_cannot_be_read_do_not_spoil_an_estimate(tmp_path):
+    job(tmp_path, "good", seconds=10.0)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.json").write_text('{"recipe": {"modell": "mlp"}}')
-    with pytest.raises(RunFolderError, match=r"recipe\.json: must hold a recipe: unknown option 'modell'"):
-        known_jobs(tmp_path)
+    for content in ('{"recipe": {"modell": "mlp"}}', "{", "{}", '{"recipe": 3}'):
+        (tmp_path / "run" / "recipe.json").write_text(content)
+        assert [each.folder.name for each in known_jobs(tmp_path)] == ["good"]

@@ -76,28 +76,24 @@ class TempBalanceCallback(Callback):
     def _take_over(self, trainer: Trainer, pl_module: LightningModule) -> None:
         configs = trainer.strategy.lr_scheduler_configs
         for optimizer in trainer.optimizers:
-            own = [config for config in configs if config.scheduler.optimizer is optimizer]
-            if not own:
+            config = _config_of(optimizer, configs)
+            if config is None:
                 _check_is_stepped(pl_module, optimizer)
-            if len(own) > 1:
-                raise ValueError(
-                    f"{type(optimizer).__name__} has {len(own)} schedulers: return one, such as a ChainedScheduler of them"
-                )
-            schedules = [config.scheduler for config in own]
-            if not isinstance((*schedules, None)[0], TempBalance):  # which TempBalance refuses
-                split_param_groups(optimizer, pl_module, schedulers=schedules)  # type: ignore[arg-type]
-            scheduler = TempBalance(optimizer, pl_module, *schedules, **self.options)  # type: ignore[arg-type]
-            for config in own:
-                config.scheduler = scheduler
-            if not own:
+            schedule: Any = None if config is None else config.scheduler
+            split_param_groups(optimizer, pl_module, schedulers=[] if schedule is None else [schedule])
+            scheduler = TempBalance(optimizer, pl_module, schedule, **self.options)
+            if config is None:
                 configs.append(LRSchedulerConfig(scheduler))
+            else:
+                config.scheduler = scheduler
             self.schedulers.append(scheduler)
-            self._logs.append(LayerLog(_writer(trainer), max_layers=self.max_layers))
+            self._logs.append(LayerLog(max_layers=self.max_layers))
 
     def _tell_loggers(self, trainer: Trainer) -> None:
-        if trainer.is_global_zero:
-            for log, scheduler in zip(self._logs, self.schedulers, strict=True):
-                log(scheduler, trainer.fit_loop.epoch_loop._batches_that_stepped)
+        for log, scheduler in zip(self._logs, self.schedulers, strict=True):
+            if trainer.is_global_zero and (values := log.news(scheduler)):
+                for logger in trainer.loggers:
+                    logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def restore_rates(trainer: Trainer) -> None:
@@ -112,17 +108,20 @@ def restore_rates(trainer: Trainer) -> None:
                 config.scheduler = scheduler.schedule
 
 
+def _config_of(optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> LRSchedulerConfig | None:
+    own = [config for config in configs if config.scheduler.optimizer is optimizer]
+    if any(isinstance(config.scheduler, TempBalance) for config in own):
+        raise TypeError("the module returns TempBalance already: leave TempBalanceCallback out")
+    if len(own) > 1:
+        raise ValueError(
+            f"{type(optimizer).__name__} has {len(own)} schedulers: return one, such as a ChainedScheduler of them"
+        )
+    return own[0] if own else None
+
+
 def _check_is_stepped(module: LightningModule, optimizer: Optimizer) -> None:
     if not module.automatic_optimization:
         raise ValueError(
             f"{type(optimizer).__name__} has no scheduler, and the module optimizes by hand, so nothing would step "
             "TempBalance: return a scheduler with it, such as LambdaLR(optimizer, lambda step: 1.0), and step that"
         )
-
-
-def _writer(trainer: Trainer) -> Any:
-    def write(values: dict[str, float], step: int) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=step)
-
-    return write

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from tempbalance.groups import LABEL
 from tempbalance.scheduler import TempBalance
 from tempbalance.table import LayerRow
 
 MAX_LAYERS = 64
-
-Write = Callable[[dict[str, float], int], None]
 
 
 def layer_scalars(scheduler: TempBalance, *, max_layers: int = MAX_LAYERS) -> dict[str, float]:
@@ -43,37 +38,28 @@ def layer_scalars(scheduler: TempBalance, *, max_layers: int = MAX_LAYERS) -> di
 
 
 class LayerLog:
-    """Hands `layer_scalars` on whenever layers were scored since it was last called.
+    """Gives `layer_scalars` once for each scoring, so that what is logged is bounded by ``interval`` too.
 
     Args:
-        write: Is given the values and the step, such as what `to_tensorboard` gives.
         max_layers: As in `layer_scalars`.
 
     Example:
-        >>> log = LayerLog(lambda values, step: print(step, *values))
-        >>> # after each scheduler.step(): log(scheduler, step)
+        >>> log = LayerLog(max_layers=8)
+        >>> def after_each_step(scheduler, writer, step):
+        ...     for tag, value in log.news(scheduler).items():
+        ...         writer.add_scalar(tag, value, step)  # a SummaryWriter of TensorBoard
     """
 
-    def __init__(self, write: Write, *, max_layers: int = MAX_LAYERS) -> None:
-        self.write, self.max_layers = write, max_layers
+    def __init__(self, *, max_layers: int = MAX_LAYERS) -> None:
+        self.max_layers = max_layers
         self._seen: object = None
 
-    def __call__(self, scheduler: TempBalance, step: int) -> None:
-        """Write if there is something new."""
-        if scheduler.last_scores is not self._seen:  # each scoring makes a new one
-            self._seen = scheduler.last_scores
-            if values := layer_scalars(scheduler, max_layers=self.max_layers):
-                self.write(values, step)
-
-
-def to_tensorboard(writer: Any) -> Write:
-    """What writes values with a ``SummaryWriter``."""
-
-    def write(values: dict[str, float], step: int) -> None:
-        for tag, value in values.items():
-            writer.add_scalar(tag, value, step)
-
-    return write
+    def news(self, scheduler: TempBalance) -> dict[str, float]:
+        """`layer_scalars` if layers were scored since this was called last; nothing otherwise."""
+        if scheduler.last_scores is self._seen:  # each scoring makes a new one
+            return {}
+        self._seen = scheduler.last_scores
+        return layer_scalars(scheduler, max_layers=self.max_layers)
 
 
 def table_text(scheduler: TempBalance) -> str:

@@ -35,7 +35,7 @@ def join(address: str | None) -> bool:
     found = _find(address or os.environ.get("RAY_ADDRESS") or "auto")
     try:
         ray.init(found, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as err:
+    except Exception as err:  # of every kind
         told = "start Ray" if found == "local" else f"join the Ray cluster at {found}"
         raise ConnectionError(f"cannot {told}: {err}") from err
     if signal.getsignal(signal.SIGTERM) is not handler is not None:

@@ -9,18 +9,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from tempbalance.lab.jobs import Job
 from tempbalance.lab.names import pretty
+from tempbalance.lab.options import NUM_IMAGES
 from tempbalance.lab.paper.rows import PaperResult
 from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import finished
 from tempbalance.lab.statistics import Paired, paired
+from tempbalance.report.text import shown
 from tempbalance.runlog import Line, RunFolder
-
-_NUM_IMAGES = {
-    "digits": (1438, 359), "mnist": (60_000, 10_000), "fashion_mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
-    "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032), "tiny_imagenet": (100_000, 10_000),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,18 @@ class Tried:
         return stdev(self.accuracies.values()) if len(self.results) > 1 else None
 
     def seconds(self, name: str) -> tuple[float, float | None] | None:
-        """Mean of ``epoch`` or ``balancing`` seconds over the seeds, and of its standard deviations in a run."""
-        means = [result[f"{name}_seconds"] for result in self.results.values() if f"{name}_seconds" in result]
-        spreads = [r[f"{name}_seconds_std"] for r in self.results.values() if f"{name}_seconds_std" in r]
+        """Seconds with their standard deviation, as a mean over the seeds; ``None`` where none were measured.
+
+        Args:
+            name: ``epoch`` for one of training alone, ``balancing`` for one, ``balancing_an_epoch`` for those of an
+                epoch together.
+        """
+        measured = name.removesuffix("_an_epoch")
+        results = [result for result in self.results.values() if f"{measured}_seconds" in result]
+        times = [1.0 if measured == name else each["num_balancings"] / each["epochs"] for each in results]
+        means = [each[f"{measured}_seconds"] * factor for each, factor in zip(results, times, strict=True)]
+        found = zip(results, times, strict=True)
+        spreads = [r[f"{measured}_seconds_std"] * factor for r, factor in found if f"{measured}_seconds_std" in r]
         return (fmean(means), fmean(spreads) if spreads else None) if means else None
 
 
@@ -86,6 +93,11 @@ class Cell:
         return max(found, key=lambda pair: pair[0])[1] if found else None
 
     @property
+    def is_complete(self) -> bool:
+        """Whether every point of its grid has all its seeds."""
+        return all(len(each.results) == self.num_seeds for each in self.tried)
+
+    @property
     def accuracies(self) -> dict[int, float]:
         """Those of the best point."""
         return self.best.accuracies if self.best is not None else {}
@@ -106,6 +118,7 @@ class Findings:
         seeds: What each point is to be trained with.
         reference: The labels of what cells are tested against.
         cells: In order.
+        damaged: What is wrong with runs that are left out.
     """
 
     name: str
@@ -113,6 +126,7 @@ class Findings:
     seeds: tuple[int, ...]
     reference: Mapping[str, Any]
     cells: tuple[Cell, ...]
+    damaged: tuple[str, ...] = ()
 
     @property
     def num_runs(self) -> tuple[int, int]:
@@ -131,19 +145,23 @@ class Findings:
         done, total = self.num_runs
         return told if done == total else f"{told}; {done} of {total} runs complete"
 
-    def against(self, cell: Cell) -> Paired | None:
-        """The paired test of a cell against the study's reference; ``None`` for itself or where there is none."""
+    def compared_with(self, cell: Cell) -> Cell | None:
+        """The reference of a cell; ``None`` for the reference itself, or where there is none."""
         labels = {**cell.labels, **self.reference}
-        other = next((each for each in self.cells if each.labels == labels), None)
-        return None if other is None or other is cell else paired(cell.accuracies, other.accuracies)
+        return next((each for each in self.cells if each.labels == labels and each is not cell), None)
+
+    def against(self, cell: Cell) -> Paired | None:
+        """The paired test of a cell against its reference; ``None`` without one or without common seeds."""
+        other = self.compared_with(cell)
+        return None if other is None else paired(cell.accuracies, other.accuracies)
 
 
 def data_text(recipe: Recipe) -> str:
     """The data of a recipe with the number of images."""
-    if recipe.dataset not in _NUM_IMAGES:
+    if recipe.dataset not in NUM_IMAGES:
         limited = f", at most {recipe.limit:,} images" if recipe.limit else ""
-        return f"{Path(recipe.dataset).name}{limited}"
-    train, test = _NUM_IMAGES[recipe.dataset]
+        return f"{shown(Path(recipe.dataset).name)}{limited}"
+    train, test = NUM_IMAGES[recipe.dataset]
     train, test = min(train, recipe.limit or train), min(test, recipe.test_limit or recipe.limit or test)
     return f"{pretty(recipe.dataset)}, {train:,} + {test:,} images"
 
@@ -155,10 +173,11 @@ def _epochs_text(recipe: Recipe) -> str:
 
 
 def find_cells(points: Sequence[Point], seeds: Sequence[int], folder: Path) -> tuple[Cell, ...]:
-    """Read what the runs of points have come to, those of one cell together."""
+    """Read what the runs of points have come to, those of one cell together; damaged ones are left out."""
     cells: dict[str, list[Tried]] = {}
     for point in points:
-        runs = {seed: RunFolder(folder / point.recipe(seed).id) for seed in seeds}
+        jobs = {seed: Job(recipe := point.recipe(seed), folder / recipe.id) for seed in seeds}
+        runs = {seed: job.run for seed, job in jobs.items() if not job.damage}
         results = {seed: result for seed, run in runs.items() if (result := finished(run)) is not None}
         tried = Tried(point, {seed: runs[seed] for seed in results}, results)
         cells.setdefault(repr(sorted(point.cell.items())), []).append(tried)

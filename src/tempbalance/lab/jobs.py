@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import finished
-from tempbalance.runlog import RunFolder, is_locked
+from tempbalance.runlog import RunFolder, RunFolderError, is_locked
 
 CLAIM, FAILURE = "claim.lock", "failure.txt"
 State = Literal["done", "running", "failed", "left"]
@@ -34,8 +34,22 @@ class Job:
         return finished(self.run) is not None
 
     @property
+    def damage(self) -> str:
+        """What is wrong with the files of the run; empty if nothing is."""
+        if self.folder.exists() and not self.folder.is_dir():
+            return f"{self.folder} must be a folder"
+        try:
+            finished(self.run)
+            _ = self.run.recipe, self.run.metrics
+        except (RunFolderError, OSError) as err:
+            return str(err)
+        return ""
+
+    @property
     def state(self) -> State:
         """Where the run stands, as anybody can see from its folder."""
+        if self.damage:
+            return "failed"
         if self.is_done:
             return "done"
         if is_locked(self.folder / CLAIM) or is_locked(self.folder / "run.lock"):
@@ -49,7 +63,9 @@ class Job:
 
     @property
     def failure(self) -> str:
-        """What a failed run said last."""
+        """What a failed run said last, or what is wrong with its files."""
+        if damage := self.damage:
+            return damage
         text = ""
         with suppress(FileNotFoundError):  # no failure, or another process has just begun it again
             text = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tempbalance.report.text import shown
+
 _NAMES = {
     "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "tiny_imagenet": "Tiny ImageNet",
     "digits": "digits", "fashion_mnist": "Fashion-MNIST", "mnist": "MNIST",
@@ -31,4 +33,4 @@ def pretty(value: Any) -> str:
     if value in _METHODS:
         return value.upper()
     name = Path(value).stem if value.endswith((".npz", "/")) or "/" in value else value
-    return _NAMES.get(value, name)
+    return _NAMES.get(value, shown(name))

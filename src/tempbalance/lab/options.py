@@ -13,6 +13,10 @@ from tempbalance.lab.methods import find_method, unknown
 
 # Names that torch need not be loaded to know; tests hold them to those of the library.
 DATASETS = ("digits", "fashion_mnist", "mnist", "cifar10", "cifar100", "svhn", "tiny_imagenet")
+NUM_IMAGES = {
+    "digits": (1438, 359), "fashion_mnist": (60_000, 10_000), "mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032), "tiny_imagenet": (100_000, 10_000),
+}  # fmt: skip
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "vgg19", "wrn16_8", "wrn28_6", "mlp")
 TAILS = ("median", "goodness_of_fit", "peak")
 SCORES = (

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from tempbalance.lab.findings import data_text
 from tempbalance.lab.jobs import Job
@@ -18,6 +19,7 @@ from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.study import Study
 from tempbalance.runlog import RunFolder, RunFolderError
 
+_COLUMNS = {"data": "dataset", "network": "model"}  # as reports call them
 Only = Mapping[str, Sequence[str]]
 
 
@@ -43,19 +45,25 @@ def points_of(study: Study, preset: Preset, only: Only) -> list[Point]:
         ValueError: If there is no such label, or no point is left.
     """
     found = study.points(preset)
-    for name, wanted in only.items():
+    for given, wanted in only.items():
+        name = _COLUMNS.get(given, given)
         labels = dict.fromkeys(label for point in found for label in point.cell)
         if name not in labels:
             raise ValueError(f"{study.name}: {unknown('label', name, labels)}")
-        values = dict.fromkeys(_text(point.cell[name]) for point in found)
-        if strange := [value for value in wanted if value not in values]:
+        values = dict.fromkeys(_plain(point.cell[name]) for point in found)
+        if strange := [each for each in wanted if not any(_is_meant(each, point.cell[name]) for point in found)]:
             raise ValueError(f"{study.name}: {unknown(name, strange[0], values)}")
-        found = [point for point in found if _text(point.cell[name]) in wanted]
+        found = [point for point in found if any(_is_meant(each, point.cell[name]) for each in wanted)]
     return found
 
 
-def _text(value: object) -> str:
+def _plain(value: object) -> str:
     return value if isinstance(value, str) else pretty(value)
+
+
+def _is_meant(given: str, value: object) -> bool:
+    """Whether a value is given as recipes or as reports write it."""
+    return given.lower() in (str(value).lower(), pretty(value).lower())
 
 
 def jobs_of_all(
@@ -67,15 +75,16 @@ def jobs_of_all(
 
 
 def known_jobs(folder: Path) -> list[Job]:
-    """All runs in a folder, whatever they are of."""
+    """All runs in a folder that can be read, whatever they are of: what an estimate of time goes by."""
     found = []
     for path in sorted(folder.glob("*/recipe.json")):
-        content = RunFolder(path.parent).recipe or {}
         try:
-            recipe = Recipe.from_dict(content["recipe"])
-        except (KeyError, ValueError, AttributeError) as err:
-            raise RunFolderError(f"{path}: must hold a recipe: {err}") from err
-        found.append(Job(recipe, path.parent))
+            content = RunFolder(path.parent).recipe or {}
+            job = Job(Recipe.from_dict(content.get("recipe") or {"": ""}), path.parent)
+        except (RunFolderError, ValueError, TypeError, AttributeError):  # of another kind or version
+            continue
+        if not job.damage:
+            found.append(job)
     return found
 
 
@@ -89,9 +98,9 @@ def plan_table(study: Study, preset: Preset, points: Sequence[Point], folder: Pa
     for point in points:
         jobs = study.jobs(preset, [point], folder)
         recipe = jobs[0].recipe
-        done = sum(job.is_done for job in jobs)
-        names = (data_text(recipe), pretty(recipe.model), pretty(recipe.method))
-        table.add_row(*names, settings_text(point), str(len(jobs)), str(done))
+        done = sum(job.state == "done" for job in jobs)
+        names = (data_text(recipe), pretty(recipe.model), pretty(recipe.method), settings_text(point))
+        table.add_row(*map(Text, names), str(len(jobs)), str(done))
     return table
 
 
@@ -104,4 +113,4 @@ def totals_text(jobs: Sequence[Job]) -> str:
     """
     counts = Counter(pretty(job.recipe.method) for job in jobs)
     told = ", ".join(f"{number} {name}" for name, number in counts.items())
-    return f"{len(jobs)} runs" + (f": {told}" if told else "")
+    return f"{len(jobs)} run{'s' * (len(jobs) != 1)}" + (f": {told}" if told else "")

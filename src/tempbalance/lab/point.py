@@ -88,5 +88,7 @@ def find_preset(name: str, *, dataset: str | None = None) -> Preset:
         return PRESETS[name]
     if PRESETS[name].is_paper:
         raise ValueError(f"dataset must not be given with preset paper, which has the paper's own, got {dataset!r}")
+    if not dataset.strip():
+        raise ValueError(f"dataset must be a name or a path, got {dataset!r}")
     known = dataset in DATASETS
     return replace(PRESETS[name], dataset=dataset if known else str(Path(dataset).expanduser().resolve()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+from tempbalance.lab.options import NUM_IMAGES
 from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow
 from tempbalance.lab.paper.statements import paper_statements
 from tempbalance.lab.paper.tables import paper_tables
@@ -14,7 +16,6 @@ from tempbalance.lab.point import Point, Preset
 NAMED = ("dataset", "model", "method")
 PAPER_STEPS = 390  # of an epoch of CIFAR at batch 128, in which the paper counts
 _LIMIT, _TEST_LIMIT = 10_000, 2_000  # images that small presets use, but for the digits, which have fewer
-_NUM_DIGITS = 1438
 
 
 def table_points(table: str, *varies: str, models: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Point]:
@@ -113,6 +114,16 @@ def _small(point: Point, preset: Preset, dataset: str) -> Point:
 
 def steps_like(iterations: int, options: Mapping[str, Any]) -> int:
     """The same share of an epoch as so many iterations are of the paper's, in steps of an epoch of these options."""
-    num_images = min(_NUM_DIGITS if options["dataset"] == "digits" else 50_000, options.get("limit") or 50_000)
-    num_steps = num_images // int(options["batch_size"])
+    num_images = _num_training(options["dataset"])
+    num_steps = min(num_images, options.get("limit") or num_images) // int(options["batch_size"])
     return max(1, round(iterations * num_steps / PAPER_STEPS))
+
+
+@cache
+def _num_training(dataset: str) -> int:
+    """How many images there are to train with; somebody's own are counted."""
+    if dataset in NUM_IMAGES:
+        return NUM_IMAGES[dataset][0]
+    from tempbalance.lab.data import load_data
+
+    return len(load_data(dataset).train_labels)

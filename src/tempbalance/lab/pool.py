@@ -23,10 +23,10 @@ class Pool:
     Args:
         num_workers: How many at a time.
         settings: Of each.
-        gpus: Numbers of the GPUs that the processes share out among them; none for the CPU.
+        gpus: Names of the GPUs for CUDA that the processes share out among them; none for the CPU.
     """
 
-    def __init__(self, num_workers: int, settings: Settings, *, gpus: Sequence[int] = ()) -> None:
+    def __init__(self, num_workers: int, settings: Settings, *, gpus: Sequence[str] = ()) -> None:
         self._num_workers, self._settings, self._gpus = num_workers, settings, gpus
         self._answers: SimpleQueue[tuple[_Worker, bytes]] = SimpleQueue()
         self._workers: list[_Worker | None] = [None] * num_workers
@@ -46,7 +46,7 @@ class Pool:
     def _environment(self, place: int) -> dict[str, str]:
         if not self._gpus:
             return {**os.environ, "OMP_NUM_THREADS": str(self._settings["threads"])}
-        return {**os.environ, "CUDA_VISIBLE_DEVICES": str(self._gpus[place % len(self._gpus)])}
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": self._gpus[place % len(self._gpus)]}
 
     def ended(self) -> list[Ended]:
         """The jobs that have ended since the last call."""
@@ -60,7 +60,8 @@ class Pool:
             if not line and worker in self._workers:
                 self._workers[self._workers.index(worker)] = None
             if job is not None:
-                found.append(Ended(job, **json.loads(line)) if line else Ended(job, "died", worker.last_words()))
+                whole = line.endswith(b"\n")  # not cut off by a kill
+                found.append(Ended(job, **json.loads(line)) if whole else Ended(job, "died", worker.last_words()))
 
     def close(self) -> None:
         """Stop whatever is running."""

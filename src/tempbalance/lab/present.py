@@ -16,30 +16,46 @@ from tempbalance.lab.tables import Entry, Number, ResultTable
 if TYPE_CHECKING:
     import altair as alt
 
+_SECONDS = {"balancing": "seconds a balancing", "balancing_an_epoch": "seconds of balancing an epoch"}
 _SEARCHED = ("lr", "snr", "scale_range", "restart_epochs", "restart_factor", "lookahead_steps", "lookahead_alpha")
 
 
-def accuracy_table(findings: Findings, *, seconds: bool = False) -> ResultTable:
-    """A row for each cell: accuracy, where it was best, the paper's, and the paired test against CAL."""
+def accuracy_table(findings: Findings, *, seconds: str | None = None) -> ResultTable:
+    """A row for each cell: accuracy, the paired test against the reference, the paper's number, and the setting.
+
+    Args:
+        findings: Of the study.
+        seconds: Which times go beside them, named as for `tempbalance.lab.findings.Tried.seconds`.
+    """
     names = [name for name in findings.cells[0].labels if name not in NAMED]
-    has_test = any(findings.against(cell) for cell in findings.cells)
-    columns = ["data", "network", "method", *(name.replace("_", " ") for name in names)]
-    columns += ["accuracy, %", "seeds", "best at", "paper, %", "difference"]
-    columns += [f"against {reference_text(findings)}", "p"] if has_test else []
-    columns += ["seconds", "paper, seconds"] if seconds else []
+    has_test = any(findings.compared_with(cell) for cell in findings.cells)
+    against = f"against {reference_text(findings)}"
+    columns = ["data", "network", "method", *(name.replace("_", " ") for name in names), "accuracy, %", "seeds"]
+    columns += [against, "p"] if has_test else []
+    columns += ["paper, %", "difference"]
+    columns += [_SECONDS[seconds], "paper, seconds"] if seconds else []
+    columns += ["setting"]
     rows = []
     for cell in findings.cells:
         row: list[Entry] = [pretty(cell.labels[name]) for name in (*NAMED, *names)]
-        row += [_accuracy(cell), f"{len(cell.accuracies)} of {cell.num_seeds}", _best_at(cell), *_beside_paper(cell)]
+        row += [_accuracy(cell), f"{len(cell.accuracies)} of {cell.num_seeds}"]
         row += _tested(findings, cell) if has_test else []
-        row += _timed(cell) if seconds else []
-        rows.append(row)
-    return ResultTable(_caption(findings, has_test=has_test, seconds=seconds), columns, rows)
+        row += _beside_paper(cell)
+        row += _timed(cell, seconds) if seconds else []
+        rows.append([*row, _setting(cell)])
+    caption = _caption(findings, has_test=has_test, seconds=seconds)
+    spread = ("accuracy, %", against, "paper, %", *_SECONDS.values(), "paper, seconds")
+    return ResultTable(caption, columns, rows, spread=spread, noted=("paper, %",))
 
 
 def reference_text(findings: Findings) -> str:
     """What cells are tested against."""
-    return ", ".join(map(pretty, findings.reference.values()))
+    return ", ".join(label_text(name, value) for name, value in findings.reference.items())
+
+
+def label_text(name: str, value: Any) -> str:
+    """A label in words: a method speaks for itself, a number does not."""
+    return pretty(value) if name == "method" else f"{name.replace('_', ' ')} {pretty(value)}"
 
 
 def _accuracy(cell: Cell) -> Entry:
@@ -48,12 +64,14 @@ def _accuracy(cell: Cell) -> Entry:
     return Number(cell.best.mean, cell.best.std)
 
 
-def _best_at(cell: Cell) -> str:
-    """The options searched for, of the best point."""
+def _setting(cell: Cell) -> str:
+    """The options of the best point that are searched for, and of how many it was the best."""
     if cell.best is None:
         return ""
     told = settings_text(cell.best.point, left_out=cell.labels)
-    return told + (f" ({len(cell.tried)} tried)" if len(cell.tried) > 1 else "")
+    num_begun = sum(bool(each.results) for each in cell.tried)
+    there = f"{num_begun}" if cell.is_complete else f"{num_begun} so far"
+    return told + (f" (best of {there})" if len(cell.tried) > 1 else "")
 
 
 def settings_text(point: Point, left_out: Container[str] = NAMED) -> str:
@@ -66,8 +84,8 @@ def _beside_paper(cell: Cell) -> list[Entry]:
     if cell.paper is None:
         return [None, None]
     ours = cell.best.mean if cell.best is not None else None
-    difference = None if ours is None else Number(ours - cell.paper.mean, signed=True)
     stands_for = cell.tried[0].point.stands_for
+    difference = None if ours is None or stands_for else Number(ours - cell.paper.mean, signed=True)
     note = f"({pretty(stands_for)})" if stands_for else ""
     return [Number(cell.paper.mean, cell.paper.std, note=note), difference]
 
@@ -76,12 +94,13 @@ def _tested(findings: Findings, cell: Cell) -> list[Entry]:
     test = findings.against(cell)
     if test is None:
         return [None, None]
-    p_value = None if test.p_value is None else Number(test.p_value, digits=3)
-    return [Number(test.mean, test.interval, signed=True), p_value]
+    p_value = None if test.p_value is None else Number(test.p_value, digits=3 if test.p_value >= 0.001 else 6)
+    note = f"({test.num_pairs} of {cell.num_seeds} seeds)" if test.num_pairs < cell.num_seeds else ""
+    return [Number(test.mean, test.interval or None, signed=True, note=note), p_value]
 
 
-def _timed(cell: Cell) -> list[Entry]:
-    found = cell.best.seconds("balancing") if cell.best is not None else None
+def _timed(cell: Cell, seconds: str) -> list[Entry]:
+    found = cell.best.seconds(seconds) if cell.best is not None else None
     ours = None if found is None else Number(*found, digits=3)
     theirs = cell.paper
     if theirs is None or theirs.seconds is None:
@@ -89,7 +108,7 @@ def _timed(cell: Cell) -> list[Entry]:
     return [ours, Number(theirs.seconds, theirs.seconds_std)]
 
 
-def _caption(findings: Findings, *, has_test: bool, seconds: bool) -> str:
+def _caption(findings: Findings, *, has_test: bool, seconds: str | None) -> str:
     told = ["Accuracy on the test set after the last epoch, mean ± standard deviation over the seeds."]
     if has_test:
         told.append(
@@ -97,7 +116,7 @@ def _caption(findings: Findings, *, has_test: bool, seconds: bool) -> str:
             "points; p of the paired t-test."
         )
     if seconds:
-        told.append("Seconds of one balancing, mean ± standard deviation.")
+        told.append("Seconds are as the runs had them, several at a time; the study overhead measures alone.")
     if not findings.preset.is_paper and any(cell.paper for cell in findings.cells):
         told.append("The paper's numbers are of other data, at full width and 200 epochs: compare orders, not values.")
     return " ".join(told)
@@ -111,26 +130,24 @@ def verdicts(findings: Findings) -> list[str]:
         test = findings.against(cell)
         if test is None or not str(cell.labels["method"]).startswith("tb"):
             continue
-        others = [
-            f"{name.replace('_', ' ')} {pretty(value)}"
-            for name, value in cell.labels.items()
-            if name not in (*NAMED, *varied)
-        ]
-        ours = ", ".join(pretty(cell.labels[name]) for name in varied)
+        others = [label_text(name, value) for name, value in cell.labels.items() if name not in (*NAMED, *varied)]
+        ours = ", ".join(label_text(name, cell.labels[name]) for name in varied)
         where = ", ".join([cell.panel, *others])
         found = verdict_text(test.mean, test.interval, num_seeds=test.num_pairs)
-        told.append(f"{where}: {ours} - {reference_text(findings)} = {found}")
+        other = findings.compared_with(cell)
+        so_far = "" if cell.is_complete and (other is None or other.is_complete) else "so far, with runs missing, "
+        told.append(f"{where}: {so_far}{ours} against {reference_text(findings)}: {found}")
     return told
 
 
-def bars(findings: Findings, *names: str, title: str, seconds: bool = False) -> alt.TopLevelMixin:
+def bars(findings: Findings, *names: str, title: str, seconds: str | None = None) -> alt.TopLevelMixin:
     """A bar for each cell, a panel for each network and data, a cross for each point of a grid.
 
     Args:
         findings: Of the study.
         names: The labels that stand under a bar.
         title: Of the chart.
-        seconds: Whether the time of a balancing goes on a second axis.
+        seconds: Which times go on a second axis.
     """
     from tempbalance.report.study_charts import bar_chart
     from tempbalance.report.study_data import Bar
@@ -138,7 +155,7 @@ def bars(findings: Findings, *names: str, title: str, seconds: bool = False) -> 
     found = []
     for cell in findings.cells:
         best, paper = cell.best, cell.paper
-        timed = best.seconds("balancing") if seconds and best is not None else None
+        timed = best.seconds(seconds) if seconds and best is not None else None
         found.append(
             Bar(
                 panel=cell.panel,
@@ -156,7 +173,7 @@ def bars(findings: Findings, *names: str, title: str, seconds: bool = False) -> 
         title=title,
         subtitle=findings.subtitle,
         y_title="test accuracy, %",
-        seconds_title="seconds of one balancing" if seconds else None,
+        seconds_title=_SECONDS[seconds] if seconds else None,
     )
 
 
@@ -184,9 +201,11 @@ def lines(
 
 
 def accuracies_with(
-    findings: Findings, chart: Any, caption: str, *, seconds: bool = False, notes: Sequence[str] = ()
+    findings: Findings, chart: Any, caption: str, *, seconds: str | None = None, notes: Sequence[str] = ()
 ) -> Presentation:
     """The table of accuracies with one chart, named as the study."""
     name = findings.name
     table = accuracy_table(findings, seconds=seconds)
+    if any(len(cell.tried) > 1 for cell in findings.cells):
+        caption += " Crosses are all settings tried."
     return Presentation([table], {name: chart}, {name: caption}, [*verdicts(findings), *notes])

@@ -5,25 +5,47 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 
 from rich.console import Console
 
 from tempbalance.lab.jobs import Executor, Job, Settings
+from tempbalance.lab.methods import unknown
 from tempbalance.lab.options import check_dataset
 from tempbalance.lab.pool import Pool
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.resume import check_run, finished, is_own_data
+from tempbalance.lab.resume import OtherRunError, check_run, finished, is_own_data
 from tempbalance.lab.sweep import sweep
 from tempbalance.lab.view import SweepView
+from tempbalance.runlog import RunFolderError
 
 _PACKAGES = ("lightning", "PIL", "pooch", "pytorch_optimizer", "yaml", "sklearn", "scipy", "tensorboard")
-_MOST_TOLD = 5  # failures quoted in a message
+DEVICES = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
+PRECISIONS = (
+    "32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true", "transformer-engine",
+    "transformer-engine-float16", "32", "16", "bf16", "64",
+)  # fmt: skip
+_MOST_TOLD = 5  # causes quoted in a message
 
 
 class SweepError(Exception):
     """Runs that failed, and what they said."""
+
+
+def check_settings(device: str, precision: str) -> None:
+    """Refuse, before any run does, what Lightning does not know and packages that are not there.
+
+    Raises:
+        ModuleNotFoundError: If a package of the lab is not installed.
+        ValueError: If the device or the precision is unknown.
+    """
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise ModuleNotFoundError(f"not installed: {', '.join(missing)}")
+    for name, value, known in (("device", device, DEVICES), ("precision", precision, PRECISIONS)):
+        if value not in known:
+            raise ValueError(unknown(name, value, known))
 
 
 def check_all(jobs: Sequence[Job], *, precision: str) -> None:
@@ -35,28 +57,42 @@ def check_all(jobs: Sequence[Job], *, precision: str) -> None:
 
     Raises:
         ModuleNotFoundError: If a package of the lab is not installed.
-        ValueError: If a dataset is not there or not as it should be.
+        ValueError: If the precision is unknown, or a dataset is not there or not as it should be.
         OtherRunError: If a folder holds a run of another recipe.
         RunFolderError: If a file of a run is damaged.
     """
-    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise ModuleNotFoundError(f"not installed: {', '.join(missing)}")
+    check_settings("auto", precision)
     for dataset in dict.fromkeys(job.recipe.dataset for job in jobs):
         check_dataset(dataset)
-    digests: dict[tuple[str, int | None, int | None], str | None] = {}
     for job in jobs:
-        recipe = job.recipe
-        data = (recipe.dataset, recipe.limit, recipe.test_limit)
-        if data not in digests:
-            digests[data] = _digest(recipe) if is_own_data(recipe) else None
-        check_run(job.run, recipe, precision=precision, digest=digests[data])
-        finished(job.run)
+        _check(job, precision)
 
 
-def _digest(recipe: Recipe) -> str:
+def unfit(jobs: Sequence[Job], *, precision: str) -> dict[Job, str]:
+    """The jobs whose folder holds something else or is damaged, with what is wrong: the others can be trained."""
+    found = {}
+    for job in jobs:
+        try:
+            if damage := job.damage:
+                raise RunFolderError(damage)
+            _check(job, precision)
+        except (OtherRunError, RunFolderError) as err:
+            found[job] = str(err)
+    return found
+
+
+def _check(job: Job, precision: str) -> None:
+    recipe = job.recipe
+    digest = _digest(recipe.dataset, recipe.limit, recipe.test_limit) if is_own_data(recipe) else None
+    check_run(job.run, recipe, precision=precision, digest=digest)
+    finished(job.run)
+
+
+@lru_cache(maxsize=4)
+def _digest(dataset: str, limit: int | None, test_limit: int | None) -> str:
     from tempbalance.lab.data import load_data
 
-    return load_data(recipe.dataset, limit=recipe.limit, test_limit=recipe.test_limit).digest()
+    return load_data(dataset, limit=limit, test_limit=test_limit).digest()
 
 
 def local_pool(settings: Settings, *, num_workers: int | None) -> Pool:
@@ -67,13 +103,13 @@ def local_pool(settings: Settings, *, num_workers: int | None) -> Pool:
         num_workers: How many at a time; ``None`` for as many as there are GPUs or cores.
     """
     gpus = _gpus() if settings["device"] in ("auto", "gpu", "cuda") else []
-    num_cores = os.cpu_count() or 1
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_workers = num_workers or len(gpus) or max(1, num_cores // (settings["threads"] or 1))
     threads = settings["threads"] or max(1, num_cores // num_workers)
     return Pool(num_workers, {**settings, "threads": threads}, gpus=gpus)
 
 
-def _gpus() -> list[int]:
+def _gpus() -> list[str]:
     """The GPUs that NVIDIA's tool lists, or those of them that CUDA_VISIBLE_DEVICES leaves."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -81,23 +117,39 @@ def _gpus() -> list[int]:
     listed = subprocess.run([tool, "-L"], capture_output=True, text=True, check=False).stdout
     found = [line for line in listed.splitlines() if line.startswith("GPU ")]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (
-        list(range(len(found))) if visible is None else [int(each) for each in visible.split(",") if each.isdecimal()]
-    )
+    return [str(i) for i in range(len(found))] if visible is None else [each for each in visible.split(",") if each]
 
 
 def train_all(
     jobs: Sequence[Job], executor: Executor, console: Console, *, retries: int = 5, stop_at_failure: bool = False
-) -> None:
+) -> dict[Job, str]:
     """Train jobs and show how it goes.
 
-    Raises:
-        SweepError: If any failed, when all others are complete, or at once if that is asked for.
+    Returns:
+        The jobs that failed, with what they said.
     """
     view = SweepView(jobs, console, num_slots=executor.num_slots)
-    failures = sweep(jobs, executor, view, retries=retries, stop_at_failure=stop_at_failure)
+    return sweep(jobs, executor, view, retries=retries, stop_at_failure=stop_at_failure)
+
+
+def raise_failures(failures: Mapping[Job, str]) -> None:
+    """End a command whose runs have failed.
+
+    Raises:
+        SweepError: If there are any.
+    """
     if failures:
-        told = [f"the run in {job.folder} failed: {said}" for job, said in list(failures.items())[:_MOST_TOLD]]
-        if len(failures) > _MOST_TOLD:
-            told.append(f"and {len(failures) - _MOST_TOLD} more")
-        raise SweepError("; ".join(told) + " (a traceback is in failure.txt, all a run said in output.txt)")
+        raise SweepError(_failures_text(failures))
+
+
+def _failures_text(failures: Mapping[Job, str]) -> str:
+    """Each cause with one of the runs that failed of it."""
+    causes = Counter(failures.values())
+    told = []
+    for said, number in causes.most_common(_MOST_TOLD):
+        folder = next(job.folder for job, each in failures.items() if each == said)
+        more = f" and {number - 1} more like it" if number > 1 else ""
+        told.append(f"the run in {folder}{more} failed: {said}")
+    if len(causes) > _MOST_TOLD:
+        told.append(f"and {len(causes) - _MOST_TOLD} other causes")
+    return "; ".join(told) + " (a traceback is in failure.txt, all a run said in output.txt)"

@@ -98,6 +98,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, value in check_options(vars(self), get_type_hints(Recipe)).items():
             object.__setattr__(self, name, value)
+        if self.stop_after is not None and self.stop_after >= self.epochs:
+            object.__setattr__(self, "stop_after", None)  # which trains the same
         method = find_method(self.method)
         if self.lr is None:
             rate = _RATES[method.optimizer]
@@ -109,13 +111,13 @@ class Recipe:
     @property
     def name(self) -> str:
         """Short, for folders and tables."""
-        dataset = Path(self.dataset).stem
+        dataset = Path(self.dataset).stem[:60]
         return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}"
 
     @property
     def num_epochs(self) -> int:
         """How many epochs are trained."""
-        return self.epochs if self.stop_after is None else min(self.epochs, self.stop_after)
+        return self.epochs if self.stop_after is None else self.stop_after
 
     @property
     def key(self) -> dict[str, Any]:

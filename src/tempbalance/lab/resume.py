@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from tempbalance.lab.options import DATASETS
@@ -63,7 +64,13 @@ def finished(run: RunFolder) -> Line | None:
         RunFolderError: If the result lacks something.
     """
     result = run.result
-    if result is not None and (missing := [name for name in _RESULT if not isinstance(result.get(name), int | float)]):
+    if result is not None and (missing := [name for name in _RESULT if not _is_number(result.get(name))]):
         file = run.path / "result.json"
-        raise RunFolderError(f"{file}: must have {', '.join(missing)}; without it the same command ends the run again")
+        raise RunFolderError(
+            f"{file}: must have numbers for {', '.join(missing)}; without the file the same command ends the run again"
+        )
     return result
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -63,6 +63,8 @@ def verdict_text(difference: float, interval: float | None, *, num_seeds: int) -
     told = f"{difference:+.2f} points"
     if interval is None:
         return f"{told} with one seed, which tells nothing about the spread."
+    if interval == 0:
+        return f"{told} with each of {num_seeds} seeds: differences that are all equal allow no test."
     low, high = difference - interval, difference + interval
     shown = "a difference" if low > 0 or high < 0 else f"{num_seeds} seeds do not show a difference"
     return f"{told}, 95 % interval {low:+.2f} to {high:+.2f}: {shown}."

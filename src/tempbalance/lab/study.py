@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import altair as alt
 
 
+class StudyError(Exception):
+    """A file that holds no study."""
+
+
 @dataclass(frozen=True)
 class Presentation:
     """What a study shows.
@@ -80,15 +84,34 @@ class Study:
     def find(self, preset: Preset, points: Sequence[Point], folder: Path) -> Findings:
         """What the runs of points have come to so far."""
         seeds = self.seeds(preset)
-        return Findings(self.name, preset, seeds, self.reference, find_cells(points, seeds, folder))
+        damaged = tuple(damage for job in self.jobs(preset, points, folder) if (damage := job.damage))
+        return Findings(self.name, preset, seeds, self.reference, find_cells(points, seeds, folder), damaged)
 
 
 @cache
 def all_studies() -> Mapping[str, Study]:
-    """All studies by name."""
+    """All studies by name.
+
+    Raises:
+        StudyError: If a file has none.
+    """
     names = sorted(module.name for module in pkgutil.iter_modules(folder_of_studies.__path__))
-    found = [import_module(f"{folder_of_studies.__name__}.{name}").STUDY for name in names]
-    return {study.name: study for study in found}
+    return {name: _load(name) for name in names}
+
+
+def _load(name: str) -> Study:
+    """The study in a file.
+
+    Raises:
+        StudyError: If there is none, or it is called otherwise.
+    """
+    try:
+        study = import_module(f"{folder_of_studies.__name__}.{name}").STUDY
+    except Exception as err:
+        raise StudyError(f"the study in {name}.py cannot be loaded: {type(err).__name__}: {err}") from err
+    if not isinstance(study, Study) or study.name != name:
+        raise StudyError(f"{name}.py must have a STUDY that is called {name!r}, got {getattr(study, 'name', study)!r}")
+    return study
 
 
 def find_study(name: str) -> Study:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 _PAUSE = 0.1  # seconds between two looks
+_PATIENCE = 0.2  # seconds for who only looks whether a run is claimed
 _LATER = 1.0  # seconds until a run that another process has is looked at again
 
 
@@ -89,7 +90,7 @@ class _Sweep:
     def _try(self, job: Job) -> None:
         """Start a job unless it is done or another process has it."""
         job.folder.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(job.folder / CLAIM)
+        lock = take_lock(job.folder / CLAIM, patience=_PATIENCE)
         if lock is None:
             self.elsewhere.add(job)
             self.not_before[job] = time.monotonic() + _LATER
@@ -99,6 +100,7 @@ class _Sweep:
             lock.release()
             self._finish(job, job.failure if failed_elsewhere else None)
             return
+        (job.folder / FAILURE).unlink(missing_ok=True)  # so that one that others find is of this try
         write_whole(job.folder / "asked.json", json.dumps(job.recipe.to_dict(), indent=2).encode())
         self.waiting.remove(job)
         self.claims[job] = lock
@@ -106,22 +108,30 @@ class _Sweep:
 
     def _end(self, ended: Ended) -> None:
         job = ended.job
-        self.claims.pop(job).release()
+        lock = self.claims.pop(job)
+        if damage := job.damage:
+            ended = Ended(job, "failed", damage)
+        elif ended.state == "died" and job.is_done:
+            ended = Ended(job, "done")
+        if ended.state == "died" and self._has_died_enough(job, ended.message):
+            ended = Ended(job, "failed", job.failure)
+        lock.release()
         if ended.state in ("done", "failed"):
             self._finish(job, None if ended.state == "done" else ended.message)
             return
         self.waiting.append(job)
         if ended.state == "busy":
             self.not_before[job] = time.monotonic() + _LATER
-            return
+
+    def _has_died_enough(self, job: Job, message: str) -> bool:
+        """Count the deaths of a job within one epoch, and leave a failure if there are too many."""
         num_finished = job.num_finished
         num, since = self.deaths.get(job, (0, num_finished))
         num = num + 1 if since == num_finished else 1
         self.deaths[job] = (num, num_finished)
         if num > self.retries:
-            message = f"{ended.message}, {num} times in epoch {num_finished + 1}"
-            write_whole(job.folder / FAILURE, message.encode())
-            self._finish(job, message)
+            write_whole(job.folder / FAILURE, f"{message}, {num} times in epoch {num_finished + 1}".encode())
+        return num > self.retries
 
     def _finish(self, job: Job, failure: str | None) -> None:
         if job in self.waiting:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
+from rich.text import Text
 
 FORMS = ("table", "csv", "latex")
 
@@ -50,11 +51,16 @@ class ResultTable:
         caption: What it holds; where it is printed, the study's preset and data go before it.
         columns: Headings.
         rows: As long as the headings.
+        spread: Columns whose numbers have a spread, once there are any; so that files have the same columns from the
+            first run to the last.
+        noted: Columns whose numbers have a note.
     """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Entry]]
+    spread: Container[str] = ()
+    noted: Container[str] = ()
 
     def is_number(self, column: int) -> bool:
         """Whether a column holds numbers."""
@@ -67,35 +73,39 @@ def entry_text(entry: Entry) -> str:
 
 
 def to_rich(table: ResultTable) -> Table:
-    """For a terminal."""
-    found = Table()
-    for index, name in enumerate(table.columns):
-        found.add_column(name, justify="right" if table.is_number(index) else "left", overflow="fold")
+    """For a terminal; what is the same in all of several rows stands above them."""
+    same = {i for i in _range(table) if len(table.rows) > 1 and len({entry_text(row[i]) for row in table.rows}) == 1}
+    told = [f"{table.columns[i]} {text}" for i in sorted(same) if (text := entry_text(table.rows[0][i]))]
+    found = Table(title=Text(", ".join(told)) if told else None, title_justify="left")
+    for i in sorted({*_range(table)} - same):
+        found.add_column(table.columns[i], justify="right" if table.is_number(i) else "left", overflow="fold")
     for row in table.rows:
-        found.add_row(*map(entry_text, row))
+        found.add_row(*(Text(entry_text(entry)) for i, entry in enumerate(row) if i not in same))
     return found
 
 
 def to_csv(table: ResultTable, **everywhere: str) -> str:
-    """With all digits; a ± is a column of its own, and so is what goes for every row."""
-    spread = [any(_spread(row[i]) is not None for row in table.rows) for i in _range(table)]
+    """With all digits; a ± and a note are columns of their own, and so is what goes for every row."""
     header = [*everywhere]
-    for index, name in enumerate(table.columns):
-        header += [name, f"{name} ±"] if spread[index] else [name]
+    for name in table.columns:
+        header.append(name)
+        header += [f"{name} ±"] if name in table.spread else []
+        header += [f"{name} of"] if name in table.noted else []
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(header)
     for row in table.rows:
         cells: list[str] = [*everywhere.values()]
-        for index, entry in enumerate(row):
-            value = repr(entry.value) if isinstance(entry, Number) else entry or ""
+        for name, entry in zip(table.columns, row, strict=True):
             width = _spread(entry)
-            cells += [value, "" if width is None else repr(width)] if spread[index] else [value]
+            cells.append(repr(entry.value) if isinstance(entry, Number) else entry or "")
+            cells += ["" if width is None else repr(width)] if name in table.spread else []
+            cells += [_note(entry).strip("()")] if name in table.noted else []
         writer.writerow(cells)
     return buffer.getvalue()
 
 
-def to_latex(table: ResultTable, subtitle: str) -> str:
+def to_latex(table: ResultTable, subtitle: str, *, label: str) -> str:
     """A ``table`` with a ``tabular`` that needs no package."""
     alignment = "".join("r" if table.is_number(i) else "l" for i in _range(table))
     lines = [" & ".join(map(_latex, table.columns))]
@@ -105,7 +115,9 @@ def to_latex(table: ResultTable, subtitle: str) -> str:
     return "\n".join(
         [
             r"\begin{table}",
+            r"\centering",
             rf"\caption{{{_latex(subtitle)}. {_latex(table.caption)}}}",
+            rf"\label{{tab:{label}}}",
             rf"\begin{{tabular}}{{{alignment}}}",
             *body,
             r"\end{tabular}",
@@ -117,6 +129,10 @@ def to_latex(table: ResultTable, subtitle: str) -> str:
 
 def _spread(entry: Entry) -> float | None:
     return entry.spread if isinstance(entry, Number) else None
+
+
+def _note(entry: Entry) -> str:
+    return entry.note if isinstance(entry, Number) else ""
 
 
 def _range(table: ResultTable) -> range:

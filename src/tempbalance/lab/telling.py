@@ -27,18 +27,42 @@ def check_form(form: str) -> None:
         raise ValueError(unknown("format", form, FORMS))
 
 
+def check_places(html: Path | None, figures: Path | None) -> None:
+    """Refuse places that cannot be written.
+
+    Raises:
+        ValueError: If the page's place is a folder, or that of the figures a file.
+    """
+    if html is not None and html.is_dir():
+        raise ValueError(f"html must be a file to write, got the folder {str(html)!r}")
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise ValueError(f"figures must be a folder, got the file {str(figures)!r}")
+
+
 def print_findings(findings: Findings, shown: Presentation, form: str, console: Console) -> None:
     """Print tables, and for people what they say, in one of `FORMS`."""
     for table in shown.tables:
-        if form == "table":
-            for text in (findings.subtitle, to_rich(table), table.caption):
-                console.print(text, markup=False, highlight=False)
-            continue
-        names = {"study": findings.name, "preset": findings.preset.name}
-        text = to_csv(table, **names) if form == "csv" else to_latex(table, findings.subtitle)
-        console.out(text, end="", highlight=False)
-    for note in shown.notes if form == "table" else ():
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        if form == "csv":
+            setting = findings.subtitle.partition(": ")[2]
+            text = to_csv(table, study=findings.name, preset=findings.preset.name, setting=setting)
+            console.out(text, end="", highlight=False)
+        elif form == "latex":
+            text = to_latex(table, findings.subtitle, label=f"{findings.name}-{findings.preset.name}")
+            console.out(text, end="", highlight=False)
+        else:
+            for part in (findings.subtitle, to_rich(table), table.caption):
+                console.print(part, markup=False, highlight=False)
+    if form == "table":
+        for note in (*notes(findings), *shown.notes):
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def notes(findings: Findings) -> list[str]:
+    """What is to be known of the runs: that there are none yet, or that some are damaged and left out."""
+    told = [f"left out: {damage}" for damage in findings.damaged]
+    if findings.num_runs[0] == 0:
+        told.append(f"no run is complete yet: tempbalance study run {findings.name} --preset {findings.preset.name}")
+    return told
 
 
 def write_findings(
@@ -48,12 +72,7 @@ def write_findings(
 
     Returns:
         What was written.
-
-    Raises:
-        ValueError: If the page's place is a folder.
     """
-    if html is not None and html.is_dir():
-        raise ValueError(f"html must be a file to write, got the folder {str(html)!r}")
     written = []
     if html is not None:
         write_whole(html, _page(study, findings, shown).encode())
@@ -68,7 +87,8 @@ def write_findings(
 def _page(study: Study, findings: Findings, shown: Presentation) -> str:
     from tempbalance.report.study_page import study_page
 
-    about = f"{study.varies}; the paper's figure {', '.join(study.figures)}."
+    figures = f"; the paper's figure {', '.join(study.figures)}" if study.figures else ""
+    about = f"{study.varies}{figures}."
     return study_page(
         title=f"{study.name}: {study.title}",
         subtitle=findings.subtitle,
@@ -76,7 +96,7 @@ def _page(study: Study, findings: Findings, shown: Presentation) -> str:
         tables=[_page_table(table) for table in shown.tables],
         charts=shown.charts,
         captions=shown.captions,
-        notes=shown.notes,
+        notes=[*notes(findings), *shown.notes],
     )
 
 

@@ -20,6 +20,7 @@ from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import finished
 
 Kind = tuple[Any, ...]
+_WRITTEN = ("last.ckpt", "previous.ckpt", "recipe.json")  # after the last epoch, the one before, before the first
 
 
 def seconds_text(seconds: float) -> str:
@@ -39,7 +40,7 @@ def seconds_text(seconds: float) -> str:
 
 def kind(recipe: Recipe) -> Kind:
     """What an epoch's time depends on."""
-    return recipe.dataset, recipe.limit, recipe.model, recipe.width
+    return recipe.dataset, recipe.limit, recipe.model, recipe.width, recipe.batch_size, recipe.tail
 
 
 class Times:
@@ -57,10 +58,11 @@ class Times:
         if result is not None:
             self._found.setdefault(kind(job.recipe), []).append(result["seconds"] / job.recipe.num_epochs)
             return
-        begun, latest = (job.folder / name for name in ("recipe.json", "metrics.jsonl"))
-        if begun.exists() and latest.exists() and (num_finished := job.num_finished):
-            elapsed = latest.stat().st_mtime - begun.stat().st_mtime
-            self._guessed[kind(job.recipe)] = max(elapsed, 0) / num_finished
+        times = [path.stat().st_mtime if (path := job.folder / name).exists() else None for name in _WRITTEN]
+        if times[0] is None or (before := times[1] or times[2]) is None:
+            return
+        num_epochs = 1 if times[1] is not None else job.num_finished
+        self._guessed[kind(job.recipe)] = max(times[0] - before, 0) / max(1, num_epochs)
 
     def left(self, jobs: Iterable[Job]) -> tuple[float, int]:
         """Seconds that unfinished jobs take one after the other, and how many of them are unlike any known."""
@@ -83,7 +85,7 @@ def time_text(times: Times, jobs: Sequence[Job], num_slots: int) -> str:
     if num_unknown == len(jobs):
         return "time not known: no run like these has finished an epoch here"
     told = f"about {seconds_text(seconds / min(num_slots, len(jobs)))} to go, {num_slots} at a time"
-    return told + (f", not counting {num_unknown} runs unlike any that exist" if num_unknown else "")
+    return told + (f", not counting {num_unknown} unlike any that exist" if num_unknown else "")
 
 
 def count_text(counts: Counter[str]) -> str:
@@ -91,14 +93,29 @@ def count_text(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "left"))
 
 
-def running_table(jobs: Iterable[Job]) -> Table:
-    """The runs under way with their epochs."""
+def job_labels(jobs: Sequence[Job]) -> dict[Job, str]:
+    """What tells each job from the others, in words; the folder's name where nothing does."""
+    keys = {job: job.recipe.to_dict() for job in jobs}
+    used = {name for job in jobs for name in job.recipe.key}
+    names = [name for name in (keys[jobs[0]] if jobs else ()) if name in used]
+    varied = [name for name in names if len({repr(keys[job][name]) for job in jobs}) > 1]
+    silent = ("dataset", "model", "method")  # their values speak for themselves
+    return {
+        job: ", ".join(str(keys[job][name]) if name in silent else f"{name} {keys[job][name]}" for name in varied)
+        or job.folder.name
+        for job in jobs
+    }
+
+
+def running_table(running: Iterable[Job], jobs: Sequence[Job]) -> Table:
+    """The runs under way with their epochs, named by what tells them from the others of a sweep."""
+    labels = job_labels(jobs)
     table = Table.grid(padding=(0, 2))
-    for job in jobs:
+    for job in running:
         metrics = job.run.metrics
         accuracy = f"test {metrics[-1]['test_accuracy']:.2f} %" if metrics else ""
         epoch = f"epoch {min(len(metrics) + 1, job.recipe.num_epochs)} of {job.recipe.num_epochs}"
-        table.add_row(Text(job.folder.name), epoch, accuracy)
+        table.add_row(Text(labels[job]), epoch, accuracy)
     return table
 
 
@@ -147,7 +164,7 @@ class SweepView:
         told = f"{finished_epochs:,} of {total:,} epochs; {count_text(counts)}"
         bar.add_row(ProgressBar(total=total, completed=finished_epochs, width=30), Text(told))
         time_left = Text(time_text(self._times, left, self.num_slots), style="dim")
-        self._live.update(Group(bar, time_left, running_table(running)), refresh=True)
+        self._live.update(Group(bar, time_left, running_table(running, self.jobs)), refresh=True)
 
     def ended(self, job: Job, failure: str | None) -> None:
         """Note it, and say it where there is no bar; failures are said everywhere."""

@@ -54,6 +54,7 @@ def work(folder: Path, settings: Settings) -> tuple[str, str]:
         A state of `tempbalance.lab.jobs.Ended` and a message.
     """
     from tempbalance.lab.start import start
+    from tempbalance.lab.training import InterruptedRunError
 
     options = {**settings}
     accelerator, cache = options.pop("device"), options.pop("cache")
@@ -70,6 +71,8 @@ def work(folder: Path, settings: Settings) -> tuple[str, str]:
             )
         except BusyRunError as err:
             return "busy", str(err)
+        except InterruptedRunError as err:  # a SIGTERM: the run is to go on somewhere
+            return "died", str(err)
         except Exception as err:
             trace = traceback.format_exc()
             output.write(trace)

@@ -30,7 +30,7 @@ def points(preset: Preset) -> list[Point]:
 def present(findings: Findings) -> Presentation:
     """Bars of the methods, with a cross for each rate."""
     chart = bars(findings, "method", title="Temperature balancing beside rates for each parameter")
-    return accuracies_with(findings, chart, "Accuracy of each method at its best rate; crosses are all rates tried.")
+    return accuracies_with(findings, chart, "Accuracy of each method at its best rate.")
 
 
 STUDY = Study(

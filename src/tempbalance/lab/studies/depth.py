@@ -23,7 +23,7 @@ def points(preset: Preset) -> list[Point]:
 def present(findings: Findings) -> Presentation:
     """Two bars for each depth."""
     chart = bars(findings, "method", title="CAL and TB on deeper networks")
-    return accuracies_with(findings, chart, "Accuracy at the best rate, for each depth; crosses are all rates tried.")
+    return accuracies_with(findings, chart, "Accuracy at the best rate, for each depth.")
 
 
 STUDY = Study(

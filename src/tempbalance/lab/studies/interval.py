@@ -15,8 +15,14 @@ from tempbalance.lab.study import Presentation, Study
 def points(preset: Preset) -> list[Point]:
     """ResNet18 on CIFAR-100; once an epoch is the lab's usual interval, others are the same shares of an epoch."""
     usual = reduced(best_points("optimizers", models=("resnet18",), methods=("tb",)), preset, {"cifar100": "digits"})
-    intervals = (PAPER_STEPS, *paper_statements()["intervals"].value)
-    return [_every(iterations, point) for point in usual for iterations in intervals]
+    return [_every(iterations, point) for point in usual for iterations in _intervals(point)]
+
+
+def _intervals(point: Point) -> list[int]:
+    """The paper's, but for those that are too short or too close together for an epoch of so few steps."""
+    steps = {steps_like(each, point.options): each for each in reversed(paper_statements()["intervals"].value)}
+    steps.pop(steps_like(PAPER_STEPS, point.options), None)
+    return [PAPER_STEPS, *reversed(steps.values())]
 
 
 def _every(iterations: int, point: Point) -> Point:
@@ -30,12 +36,13 @@ def _every(iterations: int, point: Point) -> Point:
 
 def present(findings: Findings) -> Presentation:
     """A bar for each interval, and the time of a balancing."""
-    chart = bars(findings, "iterations", title="TB that balances every so many of 390 iterations", seconds=True)
+    title = "TB that balances every so many of 390 iterations"
+    chart = bars(findings, "iterations", title=title, seconds="balancing_an_epoch")
     caption = (
         "Accuracy against the iterations between two balancings, of 390 an epoch or the same share of a shorter one; "
-        "on the right axis the seconds of one balancing."
+        "on the right axis the seconds that balancing takes in an epoch."
     )
-    return accuracies_with(findings, chart, caption, seconds=True)
+    return accuracies_with(findings, chart, caption, seconds="balancing_an_epoch")
 
 
 STUDY = Study(

@@ -18,9 +18,7 @@ def points(preset: Preset) -> list[Point]:
 def present(findings: Findings) -> Presentation:
     """Bars of the four methods for each network and data."""
     chart = bars(findings, "method", title="Temperature balancing beside its baselines")
-    return accuracies_with(
-        findings, chart, "Accuracy of each method at its best setting; crosses are all settings tried."
-    )
+    return accuracies_with(findings, chart, "Accuracy of each method at its best setting.")
 
 
 STUDY = Study(

@@ -17,9 +17,7 @@ def points(preset: Preset) -> list[Point]:
 def present(findings: Findings) -> Presentation:
     """Bars of the methods, with a cross for each setting."""
     chart = bars(findings, "method", title="Temperature balancing beside optimizers and schedules")
-    return accuracies_with(
-        findings, chart, "Accuracy of each method at its best setting; crosses are all settings tried."
-    )
+    return accuracies_with(findings, chart, "Accuracy of each method at its best setting.")
 
 
 STUDY = Study(

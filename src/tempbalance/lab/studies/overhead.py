@@ -49,7 +49,7 @@ def present(findings: Findings) -> Presentation:
         if epoch is not None and balancing is not None:
             timings += [Timing(panel, label, *epoch, *balancing) for panel, label in _places(cell, findings)]
     caption = "Mean ± standard deviation over the epochs of one run, of training alone and of balancing once."
-    columns = ["data", "network", "channels", "seconds an epoch", "seconds a balancing", "share, %"]
+    columns = ["data", "network", "channels", "seconds an epoch", "seconds a balancing", "increment, %"]
     limit = 100 * paper_statements()["overhead_limit"].value
     notes = [f"The paper's balancing takes less than {limit:.0f} % of an epoch at every depth and width, on a GPU."]
     title = "What balancing once an epoch costs"
@@ -67,7 +67,7 @@ def _places(cell: Cell, findings: Findings) -> list[tuple[str, str]]:
     usual = min(each.labels["width"] for each in findings.cells)
     model, width = cell.labels["model"], cell.labels["width"]
     found = [("depth", model.removeprefix("resnet"))] if width == usual else []
-    return found + ([("width", str(round(_USUAL * width)))] if model == "resnet18" else [])
+    return found + ([("channels", str(round(_USUAL * width)))] if model == "resnet18" else [])
 
 
 STUDY = Study(

@@ -16,9 +16,9 @@ def points(preset: Preset) -> list[Point]:
 
 def present(findings: Findings) -> Presentation:
     """Accuracy as bars, seconds of one balancing on a second axis."""
-    chart = bars(findings, "tail", title="TB with each fit of the tail", seconds=True)
+    chart = bars(findings, "tail", title="TB with each fit of the tail", seconds="balancing")
     caption = "Accuracy, and on the right axis the seconds of one balancing, for each way to find the tail."
-    return accuracies_with(findings, chart, caption, seconds=True)
+    return accuracies_with(findings, chart, caption, seconds="balancing")
 
 
 STUDY = Study(

@@ -1,0 +1,192 @@
+"""One scoring by all processes together: the spectra are shared out by cost, and only fits and scores travel.
+
+Every process knows all layers by name and shape. Where each holds all weights, it solves its share of them. Where
+weights are sharded, they are gathered one after the other, and a process keeps those of its share until they are solved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tempbalance.core.spectrum import check_weight
+from tempbalance.core.tail import TailFit
+from tempbalance.errors import WeightError
+from tempbalance.layers import Layer
+from tempbalance.ranks import Ranks, check_equal, share_out
+from tempbalance.scoring import Job, Scoring, naming, plan_layers, solve
+from tempbalance.table import LayerRow
+
+# Replicas may drift apart by rounding; the sums of two unrelated weights differ by about their norm.
+_DRIFT = 1e-3
+_SAME = "the processes must hold the same model with the same options (share=False lets each score its own)"
+
+_Sums = tuple[float, float]  # of a weight's entries, and their norm
+_Result = tuple[str, int, str, float | None, tuple[float, float, float, int] | None]
+
+
+class SharedScoring:
+    """A scoring that is planned and agreed upon; `rows` works it out.
+
+    Args:
+        find: Gives the model's layers.
+        scoring: How they are scored.
+        ranks: Who takes part.
+        call: What calls for it, which has to be the same on all.
+        options: What else has to be the same on all.
+
+    Raises:
+        RuntimeError: If the processes do not hold the same model or options, or make different calls.
+        WeightError: If a weight is not the same on all, or has no spectrum.
+        ValueError: If a pattern of ``fused`` matches no layer.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], list[Layer]],
+        scoring: Scoring,
+        ranks: Ranks,
+        *,
+        call: str,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.scoring, self.ranks, self.call = scoring, ranks, call
+        told = ranks.exchange(f"{call}, plan", partial(self._plan, find, options))
+        if len({digest for digest, _ in told}) > 1:
+            for lines in zip_longest(*ranks.exchange(f"{call}, lines", lambda: self.lines), fillvalue="nothing more"):
+                check_equal(lines, _SAME)
+        for layer, *sums in zip(self.replicas, *(sums for _, sums in told), strict=True):
+            with naming(layer):
+                _check_replicas(sums)
+
+    def rows(self) -> list[LayerRow]:
+        """A row for each layer, the same on every process.
+
+        Raises:
+            TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
+        """
+        self._fill_in(self.ranks.exchange(f"{self.call}, results", self._solve))
+        return self.plan.rows()
+
+    def _plan(self, find: Callable[[], list[Layer]], options: Mapping[str, Any]) -> tuple[str, list[_Sums]]:
+        """Find out what there is to do and who does it; gives what the processes have to agree about."""
+        self.plan = plan = plan_layers(find(), self.scoring)
+        jobs = {name: [job for job in each if not job.reason] for name, each in plan.jobs.items()}
+        costs = {name: sum(job.cost for job in each) for name, each in jobs.items() if each}
+        self.jobs = {name: jobs[name] for name in sorted(costs, key=lambda name: -costs[name])}
+        self.owner = dict(zip(costs, share_out(list(costs.values()), self.ranks.size), strict=True))
+        for layer in self._layers():
+            for each in layer.sharded:
+                with naming(layer):
+                    check_weight(each.stand_in())
+        self.lines = [f"options {options}"]
+        for layer in plan.layers:
+            kind = plan.reasons[layer.name] or ("sharded" if layer.sharded else "whole")
+            self.lines.append(f"layer {layer.name!r}, weight {layer.shape}, {kind}")
+        whole = [layer for layer in self._layers() if not layer.sharded and self.ranks.size > 1]
+        self.replicas = [layer for layer in whole for _ in layer.parameters]
+        digest = hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+        return digest, [_sums(each) for layer in whole for each in layer.parameters]
+
+    def _layers(self) -> list[Layer]:
+        """Those that are solved, the most expensive first."""
+        return [jobs[0].layer for jobs in self.jobs.values()]
+
+    def _is_mine(self, layer: Layer) -> bool:
+        return self.owner[layer.name] == self.ranks.rank
+
+    def _my_jobs(self, layers: list[Layer]) -> list[Job]:
+        return [job for layer in layers if self._is_mine(layer) for job in self.jobs[layer.name]]
+
+    def _solve(self) -> list[_Result]:
+        """Solve this process' share; it takes part in gathering to the end, whatever fails."""
+        failed: Exception | None = None
+        for layers in self._rounds():
+            failed = self._solve_round(layers, failed)
+        if failed is not None:
+            raise failed
+        return [_result(job) for job in self._my_jobs(self._layers())]
+
+    def _solve_round(self, layers: list[Layer], failed: Exception | None) -> Exception | None:
+        held = self._gather(layers)
+        if failed is not None:
+            return failed
+        try:
+            solve(self._my_jobs(layers), self.scoring, load=partial(_load, held))
+        except Exception as err:
+            return err
+        return None
+
+    def _rounds(self) -> Iterator[list[Layer]]:
+        """Layers that are solved at a time: so many that no process holds more gathered ones than the largest takes."""
+        layers = self._layers()
+        most = max(map(_num_gathered, layers), default=0)
+        held = [0] * self.ranks.size
+        together: list[Layer] = []
+        for layer in layers:
+            owner, size = self.owner[layer.name], _num_gathered(layer)
+            if held[owner] + size > most:
+                yield together
+                held, together = [0] * self.ranks.size, []
+            held[owner] += size
+            together.append(layer)
+        yield together
+
+    def _gather(self, layers: list[Layer]) -> dict[str, Tensor]:
+        """Take part in gathering the sharded ones among layers, and keep what this process solves."""
+        held = {}
+        for layer in layers:
+            if layer.sharded:
+                whole = layer.gather()
+                if self._is_mine(layer):
+                    held[layer.name] = whole
+                del whole
+        return held
+
+    def _fill_in(self, told: list[list[_Result]]) -> None:
+        """What all processes have found, in the jobs."""
+        for name, index, reason, score, fit in (result for results in told for result in results):
+            job = self.plan.jobs[name][index]
+            job.reason, job.score, job.fit = reason, score, TailFit(*fit) if fit is not None else None
+
+
+def _load(held: Mapping[str, Tensor], layer: Layer) -> Tensor:
+    return held[layer.name] if layer.name in held else layer.weight()
+
+
+def _num_gathered(layer: Layer) -> int:
+    """Bytes of its parameters that have to be gathered."""
+    return sum(each.shape.numel() * each.parameter.dtype.itemsize for each in layer.sharded)
+
+
+def _result(job: Job) -> _Result:
+    fit = job.fit
+    numbers = None if fit is None else (float(fit.alpha), float(fit.xmin), float(fit.ks), int(fit.num_tail))
+    return job.layer.name, job.index, job.reason, job.score, numbers
+
+
+def _sums(weight: Tensor) -> _Sums:
+    """By which two weights of one shape can be told apart; nothing of one that is going to be refused."""
+    if weight.is_meta or weight.layout != torch.strided or not weight.is_floating_point():
+        return 0.0, 0.0
+    weight = weight.detach().float() if weight.dtype.itemsize < 2 else weight.detach()
+    total, norm = weight.sum(dtype=torch.float64), torch.linalg.vector_norm(weight, dtype=torch.float64)
+    return float(total), float(norm)
+
+
+def _check_replicas(sums: Sequence[_Sums]) -> None:
+    """Refuse weights that are different on different processes, or bad on some of them."""
+    is_bad = [not math.isfinite(norm) for _, norm in sums]
+    if any(is_bad) and not all(is_bad):  # on all, it is for the one that solves it to tell
+        where = [rank for rank, bad in enumerate(is_bad) if bad]
+        raise WeightError(f"must be finite, has an entry that is NaN or infinite on ranks {where}")
+    for rank, (total, norm) in enumerate(sums):
+        if abs(total - sums[0][0]) > _DRIFT * max(norm, sums[0][1]):
+            raise WeightError(f"{_SAME}: the entries add up to {sums[0][0]:.6g} on rank 0, to {total:.6g} on rank {rank}")

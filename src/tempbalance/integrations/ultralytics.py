@@ -1,0 +1,119 @@
+"""ultralytics' training, balanced through plain callbacks; the package itself is neither imported nor subclassed.
+
+Its warm-up, its schedule, its checkpoints and its log of rates all go by its own few param groups. They are left as they
+are: only while the optimizer steps does it see them split by layer, each part at its group's rate times its scale.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from tempbalance.groups import LABEL, param_groups
+from tempbalance.integrations.options import check_options
+from tempbalance.integrations.scales import scales_alone
+from tempbalance.scheduler import TempBalance
+from tempbalance.scoring import check_count
+
+_log = logging.getLogger("tempbalance")
+
+Group = dict[str, Any]
+
+
+def balance(model: Any, **options: Any) -> UltralyticsBalance:
+    """Add the callbacks to a model of ultralytics, before its ``train``.
+
+    Args:
+        model: What has ``add_callback(event, function)``.
+        **options: As for `UltralyticsBalance`.
+
+    Returns:
+        What does it; its ``scheduler`` has the table.
+    """
+    found = UltralyticsBalance(**options)
+    for event, callback in found.callbacks().items():
+        model.add_callback(event, callback)
+    return found
+
+
+class UltralyticsBalance:
+    """Callbacks that give each layer a balanced rate.
+
+    Args:
+        **options: Of `TempBalance`. ``interval`` and ``start`` are in epochs. A resumed training, which ultralytics
+            starts from averaged weights in half precision, is scored anew.
+
+    Attributes:
+        scheduler: A `TempBalance` with the last scores and the table, once the training has started.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = check_options(options)
+        self.interval, self.start = self.options.pop("interval", 1), self.options.pop("start", 0)
+        check_count("interval", self.interval, least=1)
+        check_count("start", self.start, least=0)
+        self.scheduler: TempBalance | None = None
+        self._parts: list[tuple[int, Group]] = []
+        self._optimizer: Optimizer | None = None
+        self._own: list[Group] | None = None  # the optimizer's groups, while it steps with others
+        self._hooks: list[Any] = []
+
+    def callbacks(self) -> dict[str, Callable[[Any], None]]:
+        """By the name of the event."""
+        return {
+            "on_train_start": self.on_train_start,
+            "on_train_epoch_start": self.on_train_epoch_start,
+            "on_train_end": self.on_train_end,
+            "teardown": self.restore,
+        }
+
+    def on_train_start(self, trainer: Any) -> None:
+        """Take hold of the optimizer, which has been restored by now if the training goes on from a checkpoint."""
+        self.restore()
+        self._optimizer = optimizer = trainer.optimizer
+        self._parts = [
+            (index, {key: part[key] for key in ("params", "param_names", LABEL) if key in part})
+            for index, group in enumerate(optimizer.param_groups)
+            for part in param_groups(trainer.model, [group])
+        ]
+        self.scheduler = scales_alone([part for _, part in self._parts], trainer.model, **self.options)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._split),
+            optimizer.register_step_post_hook(self._put_back),
+        ]
+
+    def on_train_epoch_start(self, trainer: Any) -> None:
+        """Score the layers, if that is due."""
+        assert self.scheduler is not None, "on_train_start was not called"
+        late = trainer.epoch - self.start
+        if late >= 0 and (late % self.interval == 0 or not self.scheduler.last_scores):
+            self.scheduler.rescore()
+
+    def on_train_end(self, trainer: Any) -> None:
+        """Tell the last table."""
+        assert self.scheduler is not None, "on_train_start was not called"
+        _log.info("layers at the end of the training\n%s", self.scheduler.table())
+
+    def restore(self, trainer: Any = None) -> None:
+        """Let go of the optimizer, which then steps at its own rates."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._optimizer is not None and self._own is not None:  # a step that ended with an error
+            self._put_back(self._optimizer)
+
+    def _split(self, optimizer: Optimizer, *_: Any) -> None:
+        assert self.scheduler is not None
+        own = self._own = optimizer.param_groups
+        scales = self.scheduler.last_scales
+        optimizer.param_groups = [
+            {**own[index], **part, "lr": own[index]["lr"] * scales.get(part.get(LABEL, ""), 1.0)}
+            for index, part in self._parts
+        ]
+
+    def _put_back(self, optimizer: Optimizer, *_: Any) -> None:
+        assert self._own is not None
+        optimizer.param_groups, self._own = self._own, None

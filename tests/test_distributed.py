@@ -1,0 +1,299 @@
+"""Many processes: torchrun starts them here, with gloo and one thread each; what they find must be what one finds."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from tempbalance import TempBalance, find_layers, param_groups
+from tempbalance.ranks import Ranks, find_ranks, share_out
+from tests import process_that_dies, processes
+from tests.cases import mlp
+
+ROOT = Path(__file__).parent.parent
+
+TWO = ["ddp", "shares_of_the_work", "a_weight_that_is_nan", "functions_that_fail", "processes_that_disagree",
+       "not_shared", "sharded_by_fsdp2", "sharded_by_fsdp2_and_offloaded", "sharded_by_fsdp2_and_not_shared",
+       "sharded_by_fsdp1", "sharded_by_fsdp1_after_the_optimizer", "sharded_by_fsdp1_for_gradients_only",
+       "replicated_by_fsdp1", "tensor_parallel_layers", "sharded_attention", "memory_of_gathering", "bad_use"]  # fmt: skip
+FOUR = ["ddp", "a_group_of_pairs", "on_a_mesh_of_two_by_two", "sharded_by_fsdp2", "shares_of_the_work"]
+
+
+def torchrun(num_processes: int, *arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}",
+               *map(str, arguments)]  # fmt: skip
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
+
+
+def run_cases(folder: Path, num_processes: int, names: list[str]) -> dict[str, list]:
+    """What each case gave on each process."""
+    result = torchrun(num_processes, "tests/processes.py", folder, *names)
+    assert result.returncode == 0, result.stderr[-4000:]
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_processes)]
+    return {name: [each[name] for each in found] for name in names}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return run_cases(tmp_path_factory.mktemp("two"), 2, TWO)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return run_cases(tmp_path_factory.mktemp("four"), 4, FOUR)
+
+
+@cache
+def alone(seed: int = 0) -> list[dict]:
+    """What one process finds; through JSON, as the others' findings."""
+    return json.loads(json.dumps(processes.train(mlp(processes.SIZES, seed=seed))))
+
+
+def assert_near(found: list[dict], expected: list[dict], *, scale: float = 1e-6) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert [row["name"] for row in one["rows"]] == [row["name"] for row in other["rows"]]
+        assert [row["shape"] for row in one["rows"]] == [row["shape"] for row in other["rows"]]
+        assert one["scores"] == pytest.approx(other["scores"], rel=1e-6)
+        assert one["scales"] == pytest.approx(other["scales"], rel=scale)
+        assert one["rates"] == pytest.approx(other["rates"], rel=scale)
+
+
+def test_layers_are_shared_out_longest_first():
+    assert share_out([7, 5, 4, 3, 3], 2) == [0, 1, 1, 0, 1]
+    assert share_out([1, 1, 1, 1], 4) == [0, 1, 2, 3]
+    assert share_out([2, 9], 1) == [0, 0]
+    assert share_out([], 3) == []
+    # no rank is later than 4/3 - 1/(3 m) of the best possible, here 1/4 of everything
+    costs = [(7 * number) % 23 + 1 for number in range(60)]
+    loads = [0] * 4
+    for cost, owner in zip(costs, share_out(costs, 4), strict=True):
+        loads[owner] += cost
+    assert max(loads) <= (4 / 3 - 1 / 12) * sum(costs) / 4
+
+
+def test_alpha_moves_over_the_steps_of_these_tests():
+    first, *_, last = alone()
+    assert len(first["scores"]) == 5
+    assert all(first["scores"][name] != last["scores"][name] for name in first["scores"])
+    assert sorted(first["scales"].values())[0] == 0.5
+
+
+@pytest.mark.parametrize("name", ["two", "four"])
+def test_rates_under_ddp_are_those_of_one_process_to_the_bit(name, request):
+    for found in request.getfixturevalue(name)["ddp"]:
+        assert found == alone()
+
+
+@pytest.mark.parametrize("name", ["two", "four"])
+def test_each_layer_is_solved_once_and_only_small_plain_values_travel(name, request):
+    found = request.getfixturevalue(name)["shares_of_the_work"]
+    solved = [tuple(shape) for each in found for shape in each["solved"]]
+    assert sorted(solved) == sorted((1, *layer.shape) for layer in find_layers(mlp(processes.SIZES))[1:-1])
+    assert max(len(each["solved"]) for each in found) == -(-5 // len(found))
+    for each in found:
+        assert len(each["bytes"]) == 2
+        assert max(each["bytes"]) < 1000
+        assert set(each["kinds"]) <= {"tuple", "list", "str", "float", "int", "NoneType"}
+
+
+@pytest.mark.parametrize("where", ["all", "first", "second"])
+def test_a_bad_weight_is_told_by_all_in_the_same_sentence_and_nothing_moves(two, where):
+    one, other = two["a_weight_that_is_nan"]
+    assert one[where] == other[where]
+    assert one[where][0] == "WeightError"
+    assert "layer '9', weight (88, 72): must be finite, has an entry that is NaN or infinite" in one[where][1]
+    assert one[f"after {where}"] == other[f"after {where}"] == one["before"]
+    assert one["steps"] == other["steps"] == 1
+
+
+def test_an_error_in_a_function_is_raised_by_all(two):
+    for found in zip(*two["functions_that_fail"], strict=True):
+        assert ["ValueError", "no idea"] in found or ["ArithmeticError", "no idea"] in found
+        assert all("no idea" in sentence for _, sentence in found)
+    assert two["functions_that_fail"][0][0] == two["functions_that_fail"][1][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sentences"),
+    [
+        ("shapes", "RuntimeError", ["the same model", "layer '3', weight (80, 96)", "layer '3', weight (81, 96)"]),
+        ("number of layers", "RuntimeError", ["the same model", "rank 0 has layer '12', weight (104, 88), last layer"]),
+        ("options", "RuntimeError", ["the same options", "'tail_fraction': 0.5", "'tail_fraction': 0.4"]),
+        ("range", "RuntimeError", ["the same options", "[0.5, 1.5]", "[0.5, 2.5]"]),
+        ("weights", "WeightError", ["layer '", "share=False", "add up to", "on rank 1"]),
+        ("calls", "RuntimeError", ["same calls", "rank 0 has step() 1", "rank 1 has rescore() after 0 steps"]),
+        ("steps", "RuntimeError", ["same calls", "after 0 steps", "after 1 steps"]),
+        ("plan", "WeightError", ["layer '9', weight (88, 72): fused into 5 equal parts"]),
+        ("frozen", "RuntimeError", ["layer '6', weight (72, 80), whole", "layer '6', weight (72, 80), frozen"]),
+    ],
+)
+def test_processes_that_disagree_are_told_so_by_all(two, name, kind, sentences):
+    one, other = (found[name] for found in two["processes_that_disagree"])
+    assert one == other
+    assert one[0] == kind
+    for sentence in sentences:
+        assert sentence in one[1]
+
+
+def test_after_disagreeing_training_goes_on_as_before(two):
+    assert [found["after all"] for found in two["processes_that_disagree"]] == [alone()[-1]] * 2
+
+
+def test_processes_that_do_not_share_each_train_a_model_of_their_own(two):
+    assert two["not_shared"] == [alone(0), alone(1)]
+
+
+def test_a_process_group_shares_among_its_own(four):
+    found = four["a_group_of_pairs"]
+    assert [each["records"] for each in found] == [alone(0), alone(0), alone(1), alone(1)]
+    for each in found:
+        assert each["stranger"] == ["ValueError", "share must be a process group that this process is in"]
+        assert each["pickled"][0] == "TypeError"
+        assert "save its state_dict()" in each["pickled"][1]
+        assert each["twin"] == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sharded_by_fsdp2", "sharded_by_fsdp2_and_offloaded", "sharded_by_fsdp2_and_not_shared", "sharded_by_fsdp1",
+     "sharded_by_fsdp1_for_gradients_only", "replicated_by_fsdp1"],
+)  # fmt: skip
+def test_scores_and_rates_of_a_sharded_model_are_those_of_the_whole_one(two, name):
+    one, other = two[name]
+    assert one == other
+    assert_near(one, alone())
+
+
+def test_four_processes_shard_as_two_do(four):
+    assert all(found == four["sharded_by_fsdp2"][0] for found in four["sharded_by_fsdp2"])
+    assert_near(four["sharded_by_fsdp2"][0], alone())
+
+
+def test_an_optimizer_that_was_built_before_fsdp1_keeps_its_parameters(two):
+    one, other = two["sharded_by_fsdp1_after_the_optimizer"]
+    assert one == other
+    assert_near(one, alone()[:1])
+
+
+def test_scores_of_tensor_parallel_layers_are_those_of_the_whole_ones(two):
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp(processes.SIZES)
+            self.layers[4] = nn.Identity()
+
+        def forward(self, inputs):
+            return self.layers(inputs)
+
+    one, other = two["tensor_parallel_layers"]
+    assert one == other
+    # products of parts are added up in another order, so the weights that are trained differ by rounding; scales are
+    # stretched from scores that lie within a quarter of each other
+    assert_near(one, whole := json.loads(json.dumps(processes.train(Whole()))), scale=2e-5)
+    assert one[0] == whole[0]
+
+
+def test_a_mesh_of_two_dimensions_is_gathered_along_both(four):
+    for found in four["on_a_mesh_of_two_by_two"]:
+        assert_near(found["hybrid"], alone())
+        assert_near([found["both"]], alone()[:1])
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
+def test_fused_tied_and_adapted_weights_are_those_of_the_whole_model(two, kind):
+    for found in two["sharded_attention"]:
+        whole, sharded = found["whole"], found[kind]
+        assert sharded["layers"] == whole["layers"]
+        assert sharded["groups"] == whole["groups"]
+        assert len(whole["scores"]) == 5
+        assert sharded["scores"] == pytest.approx(whole["scores"], rel=1e-6)
+        assert sharded["scales"] == pytest.approx(whole["scales"], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
+def test_gathering_holds_one_layer_and_the_one_that_is_on_its_way(two, kind):
+    for found in two["memory_of_gathering"]:
+        assert 1 <= found[kind] <= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sentence"),
+    [
+        ("before fsdp2", "ValueError", "it was built before the model was sharded"),
+        ("before tensor parallel", "ValueError", "it was built before the model was sharded"),
+        ("split before", "ValueError", "it was built before the model was sharded"),
+        ("other model", "ValueError", "or for another one"),
+        ("another model of the same names", "ValueError", "or for another one"),
+        ("meta", "WeightError", "layer '12', weight (104, 88): must have values, got one on the meta device"),
+        ("flat parameters", "ValueError", "build it with use_orig_params=True"),
+        ("bare", "ValueError", "pass the FullyShardedDataParallel itself"),
+        ("one layer alone", "WeightError", "must be whole, is sharded over processes"),
+    ],
+)
+def test_bad_use_of_sharded_models_gets_an_answer(two, name, kind, sentence):
+    for found in two["bad_use"]:
+        assert found[name][0] == kind
+        assert sentence in found[name][1]
+
+
+@pytest.mark.parametrize("is_there", ["unavailable", "not in use"])
+def test_without_torch_distributed_nothing_is_shared(monkeypatch, is_there):
+    if is_there == "unavailable":
+        monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+        monkeypatch.delattr(torch.distributed, "is_initialized")
+    assert find_ranks(True) == Ranks(0, 1, None)
+    model = mlp()
+    scheduler = TempBalance(torch.optim.SGD(param_groups(model), lr=0.1), model)
+    assert len(scheduler.last_scores) == 2
+    with pytest.raises(TypeError, match="share must be True"):
+        TempBalance(torch.optim.SGD(param_groups(model), lr=0.1), model, share=4)
+
+
+def test_nothing_of_fsdp_or_dtensor_is_imported_to_look_for_it():
+    code = (
+        "import sys, torch, tempbalance; from torch import nn; tempbalance.param_groups(nn.Linear(60, 60));"
+        "print([name for name in sys.modules if name in ('torch.distributed.fsdp', 'torch.distributed.tensor')])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+OPTIONS = {"interval": 2}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """The folder of a training whose second process was killed in its fourth step, and how that ended."""
+    folder = tmp_path_factory.mktemp("killed")
+    start = time.monotonic()
+    result = torchrun(2, "tests/process_that_dies.py", folder, 3, json.dumps(OPTIONS))
+    return SimpleNamespace(folder=folder, result=result, seconds=time.monotonic() - start)
+
+
+def test_when_a_process_is_killed_the_others_end_with_an_error(killed):
+    assert (killed.folder / "died").exists()
+    assert killed.result.returncode != 0
+    assert "SIGKILL" in killed.result.stderr
+    assert not (killed.folder / "0.json").exists()
+    assert killed.seconds < 120
+
+
+def test_restarted_from_a_checkpoint_it_ends_as_one_that_was_never_stopped(killed):
+    assert (killed.folder / "checkpoint.pt").exists()
+    result = torchrun(2, "tests/process_that_dies.py", killed.folder, 3, json.dumps(OPTIONS))
+    assert result.returncode == 0, result.stderr[-4000:]
+    model = mlp(processes.SIZES)
+    rates = process_that_dies.run(model, OPTIONS)
+    expected = [rates, [parameter.tolist() for parameter in model.parameters()]]
+    assert [json.loads((killed.folder / f"{rank}.json").read_text()) for rank in range(2)] == [expected, expected]
+    assert len({tuple(each) for each in rates}) == process_that_dies.NUM_STEPS
