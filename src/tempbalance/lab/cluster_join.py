@@ -10,7 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
-_PATIENCE = 15.0  # seconds for a cluster to answer
+_REACH = 15.0  # seconds until somebody takes the call
+_ANSWER = 60.0  # seconds until that is Ray: a second, but for a machine that has much to do
 
 
 def join(address: str | None) -> bool:
@@ -76,12 +77,12 @@ def _problem(address: str) -> str:
     """Why a cluster cannot be joined; empty if it answers. Ray itself would try for minutes, and say so."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
     except OSError as err:
         return str(err)
     command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
     try:
-        status = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+        status = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER)
     except subprocess.TimeoutExpired:
-        return f"something listens there, but has not answered as Ray within {_PATIENCE:g} s"
+        return f"something listens there, but has not answered as Ray within {_ANSWER:g} s"
     return (status.stderr.strip().rpartition("\n")[2] or "ray status failed") if status.returncode else ""

@@ -136,8 +136,9 @@ def _map(data: list[Datum], methods: list[str], names: list[str], quantity: str,
     )
 
 
-def heat_map(quantity: str, title: str, num_layers: int) -> alt.Chart:
-    """Layers, called as ``layer_names`` says, by epochs, coloured by the quantity."""
+def heat_map(quantity: str, title: str, num_layers: int, domain: list[float] | None = None) -> alt.Chart:
+    """Layers, called as ``layer_names`` says, by epochs, coloured by the quantity, or by where it is in the domain."""
+    scale = alt.Scale(scheme="viridis", zero=False, domain=alt.Undefined if domain is None else domain)
     legend = alt.Legend(title=title.lower(), orient="bottom", gradientLength=200, direction="horizontal")
     cells: alt.Chart = (
         alt.Chart(DATA)
@@ -145,7 +146,7 @@ def heat_map(quantity: str, title: str, num_layers: int) -> alt.Chart:
         .encode(
             x=alt.X("epoch:O", axis=alt.Axis(labelOverlap="greedy", labelSeparation=5, labelAngle=0, title="epoch")),
             y=alt.Y("layer:O", title=None, axis=alt.Axis(labelExpr=_LAYER, labelLimit=110, labelOverlap="greedy")),
-            color=alt.Color(f"{quantity}:Q", scale=alt.Scale(scheme="viridis", zero=False), legend=legend),
+            color=alt.Color(f"{quantity}:Q", scale=scale, legend=legend),
             tooltip=[alt.Tooltip("epoch:O"), alt.Tooltip(f"{quantity}:Q", format=".4g")],
         )
         .properties(height=alt.Step(16) if num_layers <= 30 else 480)

@@ -31,7 +31,9 @@ def layer_maps(tracks: Sequence[LayerTrack], *, title: str, subtitle: str) -> al
     charts = []
     for number, track in enumerate(tracks):
         for quantity, words in _QUANTITIES.items():
-            cells = of_panel(heat_map(quantity, quantity, len(track.layers)), number)
+            values = [datum[quantity] for datum in data if datum[quantity] is not None]  # of all tracks: one scale
+            domain = [min(values), max(values)] if values else None
+            cells = of_panel(heat_map(quantity, quantity, len(track.layers), domain), number)
             cells = cells.transform_filter(f"isValid(datum.{quantity})")
             charts.append(cells.properties(width=290, title=panel_title(f"{track.panel}: {words}", 290)))
     return finish_study(
