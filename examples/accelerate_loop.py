@@ -20,7 +20,9 @@ optimizer = torch.optim.AdamW(tempbalance.param_groups(model), lr=2e-3)
 loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 steps_an_epoch = len(loader) // 2
-cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * steps_an_epoch * accelerator.num_processes)
+cosine = torch.optim.lr_scheduler.CosineAnnealingLR(
+    optimizer, T_max=EPOCHS * steps_an_epoch * accelerator.num_processes
+)
 balance = tempbalance.TempBalance(optimizer, model, cosine, interval=steps_an_epoch)
 scheduler = prepare_scheduler(accelerator, balance)
 

@@ -1,7 +1,7 @@
 """A training of two processes with a checkpoint a step, of which the second is killed; torchrun starts this file.
 
-Arguments: a folder, the step in which to die, and the options of TempBalance as JSON. Started again, it goes on from the
-checkpoint and is not killed any more.
+Arguments: a folder, the step in which to die, and the options of TempBalance as JSON. Started again, it goes on from
+the checkpoint and is not killed any more.
 """
 
 import json

@@ -338,6 +338,36 @@ def record_of_groups(scheduler):
 
 
 @case
+def in_the_background():
+    """Replicated and sharded, saved by one process or by all; each rank has its own share of what is under way."""
+    options = {"background": True, "interval": 2, "lag": 2}
+    _, sharded = balanced(fsdp2(deep_mlp()), **options)
+    found = {"too early": error(sharded.state_dict), "too early to copy": error(copy.deepcopy, sharded._pending)}
+    sharded.wait()
+    found["saved sharded"] = sharded.state_dict()["pending"]
+    _, replicated = balanced(DistributedDataParallel(deep_mlp()), **options)
+    found["saved by one"] = replicated.state_dict()["pending"] if rank() == 0 else None
+    for scheduler in (sharded, replicated):
+        scheduler.step()
+        scheduler.step()
+    spoiled = deep_mlp()
+    _, bad = balanced(spoiled, **options)
+    bad.rescore()
+    with torch.no_grad():
+        spoiled[9].weight[0, 0] = torch.nan
+    bad.step()
+    bad.step()
+    bad.step()
+    return {
+        **found,
+        "after two": [record(sharded), record(replicated)],
+        "error": error(bad.step),
+        "replicated": train(DistributedDataParallel(deep_mlp()), **options),
+        "sharded": train(fsdp2(deep_mlp()), **options),
+    }
+
+
+@case
 def memory_of_gathering():
     """The largest number of gathered entries that are alive at a time, in layers of 128 x 128."""
     found = {}

@@ -25,12 +25,25 @@ ARROWS = {
     "rates": set(),
     "wrappers": set(),
     "lora": {"errors", "core.spectrum"},
-    "layers": {"errors", "core.matrices", "lora", "wrappers"},
-    "groups": {"layers", "wrappers"},
+    "sharded": set(),
+    "ranks": {"errors"},
+    "layers": {"errors", "core.matrices", "lora", "sharded", "wrappers"},
+    "groups": {"layers", "sharded", "wrappers"},
     "scoring": {"errors", "core.matrices", "core.spectrum", "core.tail", "core.score", "layers", "table"},
-    "scheduler": {"core.assign", "core.score", "core.tail", "groups", "layers", "rates", "scoring", "table",
-                  "wrappers"},
+    "distributed": {"core.spectrum", "core.tail", "errors", "layers", "ranks", "scoring", "table"},
+    "background": {"core.spectrum", "distributed", "layers", "ranks", "table"},
+    "scheduler": {"background", "core.assign", "core.score", "core.tail", "distributed", "groups", "layers",
+                  "ranks", "rates", "scoring", "table", "wrappers"},
     "regularize": {"errors", "wrappers"},
+    "integrations.__init__": set(),
+    "integrations.options": {"scheduler"},
+    "integrations.scales": {"groups", "scheduler"},
+    "integrations.logs": {"groups", "scheduler", "table"},
+    "integrations.accelerate": {"scheduler"},
+    "integrations.lightning": {"groups", "integrations.logs", "integrations.options", "scheduler"},
+    "integrations.transformers": {"groups", "integrations.logs", "integrations.options", "scheduler"},
+    "integrations.timm": {"groups", "integrations.options", "integrations.scales", "scoring"},
+    "integrations.ultralytics": {"groups", "integrations.options", "integrations.scales", "scheduler", "scoring"},
     "stored.__init__": set(),
     "stored.files": {"errors"},
     "stored.tensors": {"errors", "stored.files"},
@@ -106,21 +119,26 @@ ARROWS = {
     "lab.training": {"lab.data", "lab.module", "lab.recipe", "lab.record", "lab.resume", "runlog"},
     "lab.show": {"lab.module", "runlog"},
     "lab.start": {"lab.recipe", "lab.show", "lab.training", "runlog"},
-    "lab.names": set(),
+    "lab.names": {"report.text"},
     "lab.statistics": set(),
     "lab.tables": set(),
     "lab.jobs": {"lab.recipe", "lab.resume", "runlog"},
-    "lab.worker": {"lab.jobs", "lab.recipe", "lab.start", "runlog"},
+    "lab.worker": {"lab.jobs", "lab.recipe", "lab.start", "lab.training", "runlog"},
     "lab.pool": {"lab.jobs"},
     "lab.sweep": {"lab.jobs", "runlog"},
     "lab.view": {"lab.jobs", "lab.recipe", "lab.resume"},
-    "lab.processes": {"lab.data", "lab.jobs", "lab.options", "lab.pool", "lab.recipe", "lab.resume", "lab.sweep",
-                      "lab.view"},
+    "lab.processes": {"lab.data", "lab.jobs", "lab.methods", "lab.options", "lab.pool", "lab.resume", "lab.sweep",
+                      "lab.view", "runlog"},
+    "lab.carry": {"lab.jobs", "runlog"},
+    "lab.cluster_join": set(),
+    "lab.cluster_node": {"lab.carry", "lab.jobs", "lab.pool", "runlog"},
+    "lab.cluster": {"lab.carry", "lab.cluster_join", "lab.cluster_node", "lab.jobs", "runlog"},
     "lab.compare": {"lab.methods", "lab.recipe", "lab.statistics", "runlog"},
     "lab.point": {"lab.methods", "lab.options", "lab.paper.rows", "lab.recipe"},
-    "lab.points": {"lab.paper.rows", "lab.paper.statements", "lab.paper.tables", "lab.point"},
-    "lab.findings": {"lab.names", "lab.paper.rows", "lab.point", "lab.recipe", "lab.resume", "lab.statistics",
-                     "runlog"},
+    "lab.points": {"lab.data", "lab.options", "lab.paper.rows", "lab.paper.statements", "lab.paper.tables",
+                   "lab.point"},
+    "lab.findings": {"lab.jobs", "lab.names", "lab.options", "lab.paper.rows", "lab.point", "lab.recipe", "lab.resume",
+                     "lab.statistics", "report.text", "runlog"},
     "lab.study": {"lab", "lab.findings", "lab.jobs", "lab.methods", "lab.point", "lab.tables"},
     "lab.present": {"lab.findings", "lab.names", "lab.point", "lab.points", "lab.statistics", "lab.study",
                     "lab.tables", "report.study_charts", "report.study_data"},
@@ -199,6 +217,13 @@ def test_importing_the_package_loads_nothing_but_torch_numpy_and_the_standard_li
 
 def test_a_bare_import_does_not_even_load_torch():
     assert loaded_after("import tempbalance") <= {"tempbalance", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("name", ["options", "scales", "logs", "timm", "ultralytics"])
+def test_an_integration_that_needs_no_package_loads_none(name):
+    of_torch = loaded_after("import torch, numpy, torch.optim.swa_utils")
+    loaded = loaded_after(f"import tempbalance.integrations.{name}") - of_torch - {"tempbalance"}
+    assert loaded <= set(sys.stdlib_module_names)
 
 
 def test_the_command_line_loads_neither_torch_nor_numpy():

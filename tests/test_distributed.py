@@ -23,7 +23,8 @@ ROOT = Path(__file__).parent.parent
 TWO = ["ddp", "shares_of_the_work", "a_weight_that_is_nan", "functions_that_fail", "processes_that_disagree",
        "not_shared", "sharded_by_fsdp2", "sharded_by_fsdp2_and_offloaded", "sharded_by_fsdp2_and_not_shared",
        "sharded_by_fsdp1", "sharded_by_fsdp1_after_the_optimizer", "sharded_by_fsdp1_for_gradients_only",
-       "replicated_by_fsdp1", "tensor_parallel_layers", "sharded_attention", "memory_of_gathering", "bad_use"]  # fmt: skip
+       "replicated_by_fsdp1", "tensor_parallel_layers", "sharded_attention", "memory_of_gathering", "bad_use",
+       "in_the_background"]  # fmt: skip
 FOUR = ["ddp", "a_group_of_pairs", "on_a_mesh_of_two_by_two", "sharded_by_fsdp2", "shares_of_the_work"]
 
 
@@ -53,9 +54,9 @@ def four(tmp_path_factory):
 
 
 @cache
-def alone(seed: int = 0) -> list[dict]:
+def alone(seed: int = 0, **options) -> list[dict]:
     """What one process finds; through JSON, as the others' findings."""
-    return json.loads(json.dumps(processes.train(mlp(processes.SIZES, seed=seed))))
+    return json.loads(json.dumps(processes.train(mlp(processes.SIZES, seed=seed), **options)))
 
 
 def assert_near(found: list[dict], expected: list[dict], *, scale: float = 1e-6) -> None:
@@ -268,7 +269,35 @@ def test_nothing_of_fsdp_or_dtensor_is_imported_to_look_for_it():
     assert result.stdout.strip() == "[]"
 
 
-OPTIONS = {"interval": 2}
+def test_in_the_background_rates_are_those_of_one_process_to_the_bit(two):
+    expected = alone(background=True, interval=2, lag=2)
+    assert [record["scales"] == {} for record in expected] == [True, True, False, False]
+    for found in two["in_the_background"]:
+        assert found["replicated"] == expected
+        assert_near(found["sharded"], expected)
+
+
+def test_what_is_under_way_is_saved_by_one_process_or_after_all_have_waited(two):
+    one, other = two["in_the_background"]
+    for found in (one, other):
+        for name in ("too early", "too early to copy"):
+            assert found[name][0] == "RuntimeError"
+            assert "call wait() on every process" in found[name][1]
+    rows = [{**row, "scale": 1.0} for row in alone()[0]["rows"]]
+    expected = {"due": 2, "rows": rows, "error": None}
+    assert one["saved by one"] == one["saved sharded"] == other["saved sharded"] == expected
+    for record in one["after two"]:
+        assert record["scores"] == alone()[0]["scores"]
+    assert one["after two"] == other["after two"]
+
+
+def test_an_error_in_the_background_is_told_by_all_when_it_is_due(two):
+    for found in two["in_the_background"]:
+        assert found["error"][0] == "WeightError"
+        assert "layer '9', weight (88, 72): must be finite" in found["error"][1]
+
+
+OPTIONS = {"interval": 2, "background": True, "lag": 2}  # so that a scoring is under way whenever it is killed
 
 
 @pytest.fixture(scope="module")

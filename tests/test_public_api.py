@@ -42,6 +42,9 @@ OPTIONS = {
     "min_eigenvalues": 50,
     "exclude": (),
     "fused": None,
+    "share": True,
+    "background": False,
+    "lag": 1,
 }
 
 

@@ -1,7 +1,8 @@
 """One scoring by all processes together: the spectra are shared out by cost, and only fits and scores travel.
 
 Every process knows all layers by name and shape. Where each holds all weights, it solves its share of them. Where
-weights are sharded, they are gathered one after the other, and a process keeps those of its share until they are solved.
+weights are sharded, they are gathered one after the other, and a process keeps those of its share until they are
+solved.
 """
 
 from __future__ import annotations
@@ -66,14 +67,53 @@ class SharedScoring:
             with naming(layer):
                 _check_replicas(sums)
 
-    def rows(self) -> list[LayerRow]:
+    def rows(self, solve_mine: Callable[[], None] | None = None) -> list[LayerRow]:
         """A row for each layer, the same on every process.
+
+        Args:
+            solve_mine: Solves this process' share; without it, that is done now.
 
         Raises:
             TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
         """
-        self._fill_in(self.ranks.exchange(f"{self.call}, results", self._solve))
+        told = self.ranks.exchange(f"{self.call}, results", partial(self._results, solve_mine or self._solve))
+        for name, index, reason, score, fit in (result for results in told for result in results):
+            job = self.plan.jobs[name][index]
+            job.reason, job.score, job.fit = reason, score, TailFit(*fit) if fit is not None else None
         return self.plan.rows()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes hold parts of weights, so that none can score the model alone."""
+        return self.ranks.size > 1 and any(layer.sharded for layer in self._layers())
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """The weights as they are now, on the CPU, by layer; of sharded ones those that this process solves.
+
+        Raises:
+            WeightError: If a weight has no spectrum; it names the layer.
+        """
+        copies = {}
+        for layer in self._layers():
+            with naming(layer):
+                weight = layer.gather() if layer.sharded else layer.weight()
+                check_weight(weight)
+                if not layer.sharded or self._is_mine(layer):
+                    copies[layer.name] = weight.to("cpu", copy=True)
+                del weight
+        return copies
+
+    def solve_copies(self, load: Callable[[Layer], Tensor], *, mine: bool, double: bool) -> None:
+        """Solve this process' share, beside whatever else the process is doing, or that of the others.
+
+        Args:
+            load: Gives the copy of a layer's weight.
+            mine: Whose share.
+            double: Work in float64 from the start.
+        """
+        layers = [layer for layer in self._layers() if self._is_mine(layer) is mine]
+        jobs = [job for layer in layers for job in self.jobs[layer.name]]
+        solve(jobs, self.scoring, load=load, beside=mine, double=double)
 
     def _plan(self, find: Callable[[], list[Layer]], options: Mapping[str, Any]) -> tuple[str, list[_Sums]]:
         """Find out what there is to do and who does it; gives what the processes have to agree about."""
@@ -105,14 +145,17 @@ class SharedScoring:
     def _my_jobs(self, layers: list[Layer]) -> list[Job]:
         return [job for layer in layers if self._is_mine(layer) for job in self.jobs[layer.name]]
 
-    def _solve(self) -> list[_Result]:
+    def _results(self, solve_mine: Callable[[], None]) -> list[_Result]:
+        solve_mine()
+        return [_result(job) for job in self._my_jobs(self._layers())]
+
+    def _solve(self) -> None:
         """Solve this process' share; it takes part in gathering to the end, whatever fails."""
         failed: Exception | None = None
         for layers in self._rounds():
             failed = self._solve_round(layers, failed)
         if failed is not None:
             raise failed
-        return [_result(job) for job in self._my_jobs(self._layers())]
 
     def _solve_round(self, layers: list[Layer], failed: Exception | None) -> Exception | None:
         held = self._gather(layers)
@@ -150,12 +193,6 @@ class SharedScoring:
                 del whole
         return held
 
-    def _fill_in(self, told: list[list[_Result]]) -> None:
-        """What all processes have found, in the jobs."""
-        for name, index, reason, score, fit in (result for results in told for result in results):
-            job = self.plan.jobs[name][index]
-            job.reason, job.score, job.fit = reason, score, TailFit(*fit) if fit is not None else None
-
 
 def _load(held: Mapping[str, Tensor], layer: Layer) -> Tensor:
     return held[layer.name] if layer.name in held else layer.weight()
@@ -176,17 +213,17 @@ def _sums(weight: Tensor) -> _Sums:
     """By which two weights of one shape can be told apart; nothing of one that is going to be refused."""
     if weight.is_meta or weight.layout != torch.strided or not weight.is_floating_point():
         return 0.0, 0.0
-    weight = weight.detach().float() if weight.dtype.itemsize < 2 else weight.detach()
-    total, norm = weight.sum(dtype=torch.float64), torch.linalg.vector_norm(weight, dtype=torch.float64)
-    return float(total), float(norm)
+    weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    return float(weight.sum()), float(torch.linalg.vector_norm(weight))
 
 
 def _check_replicas(sums: Sequence[_Sums]) -> None:
     """Refuse weights that are different on different processes, or bad on some of them."""
     is_bad = [not math.isfinite(norm) for _, norm in sums]
     if any(is_bad) and not all(is_bad):  # on all, it is for the one that solves it to tell
-        where = [rank for rank, bad in enumerate(is_bad) if bad]
-        raise WeightError(f"must be finite, has an entry that is NaN or infinite on ranks {where}")
+        ranks = [rank for rank, bad in enumerate(is_bad) if bad]
+        raise WeightError(f"must be finite, has an entry that is NaN or infinite on ranks {ranks}")
     for rank, (total, norm) in enumerate(sums):
         if abs(total - sums[0][0]) > _DRIFT * max(norm, sums[0][1]):
-            raise WeightError(f"{_SAME}: the entries add up to {sums[0][0]:.6g} on rank 0, to {total:.6g} on rank {rank}")
+            where = f"the entries add up to {sums[0][0]:.6g} on rank 0, to {total:.6g} on rank {rank}"
+            raise WeightError(f"{_SAME}: {where}")

@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from tempbalance import errors
+from tempbalance.errors import ScoreError, TailError, TempBalanceError, WeightError
 
 T = TypeVar("T")
 Told = tuple[str, str]  # an error's type and sentence
+_KNOWN: tuple[type[Exception], ...] = (
+    ScoreError, TailError, TempBalanceError, WeightError, RuntimeError, TypeError, ValueError
+)  # fmt: skip
 
 
 class Team:
@@ -133,6 +136,5 @@ def describe(error: Exception) -> Told:
 def rebuild(told: Told) -> Exception:
     """The error again; one of a type that is not known here is a RuntimeError with its name."""
     name, sentence = told
-    known = {each.__name__: each for each in (ValueError, TypeError, RuntimeError)}
-    kind = getattr(errors, name, known.get(name))
+    kind = {each.__name__: each for each in _KNOWN}.get(name)
     return kind(sentence) if kind is not None else RuntimeError(f"{name}: {sentence}")

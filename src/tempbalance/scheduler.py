@@ -6,7 +6,8 @@ import copy
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,6 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 
+from tempbalance.background import Pending
 from tempbalance.core.assign import AssignmentFunction, AssignmentName, ScaleRange, assign, check_assignment
 from tempbalance.core.score import ScoreFunction, ScoreName
 from tempbalance.core.tail import TailName
@@ -67,6 +69,10 @@ class TempBalance(LRScheduler):
         share: Whether the processes of torch.distributed, where that is in use, share the spectra among them; all of
             them then have to build it and step it together. A process group shares among its processes only, False
             lets each process score a model of its own.
+        background: Copy the weights to the CPU and score them there in a thread, while training goes on. The new scales
+            take effect ``lag`` calls of `step` later, which waits for them if it must, so that a run stays
+            reproducible; until the first ones do, all are 1.
+        lag: With ``background``, the number of those calls, at most ``interval``.
 
     Raises:
         ValueError, TypeError: If an option is out of range, or optimizer, model and schedule do not belong together.
@@ -94,6 +100,8 @@ class TempBalance(LRScheduler):
         exclude: Sequence[str] = (),
         fused: Mapping[str, int | Sequence[int]] | None = None,
         share: bool | ProcessGroup = True,
+        background: bool = False,
+        lag: int = 1,
     ) -> None:
         check_assignment(assignment, scale_range)
         check_count("interval", interval, least=1)
@@ -105,6 +113,10 @@ class TempBalance(LRScheduler):
         self.scale_range = scale_range
         self.interval, self.start = interval, start
         self.share = check_share(share)
+        check_count("lag", lag, least=1)
+        if background and lag > interval:
+            raise ValueError(f"lag must be at most interval, {interval}, got {lag}")
+        self.background, self.lag = background, lag
         if isinstance(schedule, TempBalance):
             raise TypeError("schedule must be a scheduler of torch, got TempBalance")
         check_belonging(optimizer, model, schedule)
@@ -118,13 +130,14 @@ class TempBalance(LRScheduler):
         self._rows: list[LayerRow] = []
         self._calls = -1
         self._is_retired = self._has_told = False
-        scored = self._score("TempBalance()") if start == 0 else None  # before anything is written
-        self._is_doubtful = _take_over(optimizer, self)
+        self._pending: Pending | None = None
+        rows, started = self._score_at(0)  # before anything is written
+        with _cancelling(started):
+            self._is_doubtful = _take_over(optimizer, self)
         self._labels = _labels(optimizer)
         self._rates = read_rates(optimizer)
         self._schedule_mark = _mark(schedule)
-        if scored is not None:
-            self._keep(scored)
+        self._commit(rows, started)
         super().__init__(optimizer)
 
     def _initial_step(self) -> None:
@@ -163,12 +176,11 @@ class TempBalance(LRScheduler):
         if isinstance(sys._getframe(1).f_locals.get("self"), ChainedScheduler | SequentialLR):
             raise RuntimeError(_OUTERMOST)
         self._check_step(args, kwargs)
-        late = self._calls + 1 - self.start
-        scored = self._score(f"step() {self._calls + 1}") if late >= 0 and late % self.interval == 0 else None
-        if self.schedule is not None:
-            self._step_schedule(self.schedule, args, kwargs)
-        if scored is not None:
-            self._keep(scored)
+        rows, started = self._score_at(self._calls + 1)
+        with _cancelling(started):
+            if self.schedule is not None:
+                self._step_schedule(self.schedule, args, kwargs)
+        self._commit(rows, started)
         self._calls += 1
         self._step_count += 1
         self._write_rates()
@@ -189,15 +201,23 @@ class TempBalance(LRScheduler):
             TempBalanceError: If a weight has no spectrum; nothing has moved then.
         """
         self._check_active()
-        self._keep(self._score(f"rescore() after {self._calls} steps"))
+        self._commit(self._scaled(self._plan(f"rescore() after {self._calls} steps").rows()), None)
         self._write_rates()
+
+    def wait(self) -> None:
+        """Wait for a scoring that is under way in the background; its scales still take effect when they are due.
+
+        Processes that share have to call this together. After it, `state_dict` needs no other process.
+        """
+        if self._pending is not None:
+            self._pending.finish()
 
     def restore(self) -> None:
         """Put the base rates back and give the optimizer up; to build another schedule on it, call this first."""
         self._check_active()
         self._write_rates()
         put_back(self.optimizer)
-        self._is_retired = True
+        self._retire()
 
     def table(self) -> LayerTable:
         """What the last scoring found for each layer, and why the others were left out."""
@@ -215,7 +235,14 @@ class TempBalance(LRScheduler):
         return f"<TempBalance of {len(self.last_scales)} scored layers with {schedule}, {self._calls} steps>"
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and tensors, which load with ``weights_only=True``; functions are left out."""
+        """Plain numbers, strings and tensors, which load with ``weights_only=True``; functions are left out.
+
+        A scoring that is under way in the background is waited for, and for that this process solves the others' share
+        too. Nothing is gathered, so that one process alone can be asked.
+
+        Raises:
+            RuntimeError: If weights are sharded and one is under way: call `wait` on every process first.
+        """
         self._take_in_new_groups()
         state: dict[str, Any] = _plain(
             {
@@ -230,6 +257,7 @@ class TempBalance(LRScheduler):
                 "rows": [row.to_dict() for row in self._rows],
                 "scores": self.last_scores,
                 "scales": self.last_scales,
+                "pending": None if self._pending is None else self._pending.state(),
                 "schedule_types": _schedule_types(self.schedule),
                 "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             }
@@ -258,10 +286,12 @@ class TempBalance(LRScheduler):
         self.scoring = replace(self.scoring, **scoring)
         self.scale_range = tuple(options["scale_range"])
         self.interval, self.start = options["interval"], options["start"]
+        self.background, self.lag = options.get("background", self.background), options.get("lag", self.lag)
         self._calls, self._step_count = state["last_epoch"], state["step_count"]
         self._rates, self.base_lrs = state["rates"], state["base_lrs"]
         self._rows = [LayerRow.from_dict(row) for row in state["rows"]]
         self.last_scores, self.last_scales = state["scores"], state["scales"]
+        self._set_pending(Pending.from_state(state["pending"]) if state.get("pending") is not None else None)
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
             self._schedule_mark = _mark(self.schedule)
@@ -282,16 +312,56 @@ class TempBalance(LRScheduler):
             "assignment": None if callable(self.assignment) else self.assignment,
             "interval": self.interval,
             "start": self.start,
+            "background": self.background,
+            "lag": self.lag,
             "scoring": {key: None if callable(value) else value for key, value in scoring.items()},
         }
 
-    def _score(self, call: str) -> list[LayerRow]:
-        """Rows with their scales, without changing anything."""
+    def _score_at(self, call: int) -> tuple[list[LayerRow] | None, Pending | None]:
+        """What takes effect at a call of `step`, and what is started at it; nothing is changed."""
+        late = call - self.start
+        is_wanted = late >= 0 and late % self.interval == 0
+        name = f"step() {call}" if call else "TempBalance()"
+        if is_wanted and not self.background:
+            return self._scaled(self._plan(name).rows()), None
+        rows = self._due_rows(call)
+        return rows, Pending(self._plan(name), call + self.lag) if is_wanted else None
+
+    def _due_rows(self, call: int) -> list[LayerRow] | None:
+        """The outcome of a scoring that was started earlier; an error in it is told once."""
+        if self._pending is None or call < self._pending.due:
+            return None
+        try:
+            return self._scaled(self._pending.rows())
+        except Exception:
+            self._pending = None
+            raise
+
+    def _plan(self, name: str) -> SharedScoring:
         find, ranks = partial(find_layers, self.model), find_ranks(self.share)
-        rows = SharedScoring(find, self.scoring, ranks, call=call, options=self._options()).rows()
+        return SharedScoring(find, self.scoring, ranks, call=name, options=self._options())
+
+    def _scaled(self, rows: list[LayerRow]) -> list[LayerRow]:
+        """Rows with their scales."""
         scores = {row.name: row.score for row in rows if row.score is not None}
         scales = assign(scores, assignment=self.assignment, scale_range=self.scale_range)
         return [replace(row, scale=scales.get(row.name, 1.0)) for row in rows]
+
+    def _commit(self, rows: list[LayerRow] | None, started: Pending | None) -> None:
+        """Have rows take effect, and go on with what was started."""
+        if rows is not None:
+            self._keep(rows)
+        if rows is not None or started is not None:
+            self._set_pending(started)
+
+    def _set_pending(self, pending: Pending | None) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+        self._pending = pending
+
+    def _retire(self) -> None:
+        self._is_retired = True
+        self._set_pending(None)
 
     def _keep(self, rows: list[LayerRow]) -> None:
         self.last_scores = {row.name: row.score for row in rows if row.score is not None}
@@ -299,7 +369,7 @@ class TempBalance(LRScheduler):
         if not self.last_scores and not self._has_told:
             self._has_told = True
             reasons = "; ".join(sorted({row.reason for row in rows})) or "the model has no layers"
-            warnings.warn(f"TempBalance: no layer is scored ({reasons}): all train at the base rate", stacklevel=3)
+            warnings.warn(f"TempBalance: no layer is scored ({reasons}): all train at the base rate", stacklevel=4)
         self._rows = rows
 
     def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -380,10 +450,21 @@ def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
                 "the rates have changed since an earlier TempBalance on this optimizer scaled them, so the base rates "
                 "are not known: call restore() on the earlier one before you set rates or build a schedule"
             )
-        earlier._is_retired = True
+        earlier._retire()
     put_back(optimizer)
     optimizer._tempbalance = weakref.ref(scheduler)  # type: ignore[attr-defined]
     return is_changed
+
+
+@contextmanager
+def _cancelling(started: Pending | None) -> Iterator[None]:
+    """Give up what was started if what follows it fails."""
+    try:
+        yield
+    except BaseException:
+        if started is not None:
+            started.cancel()
+        raise
 
 
 def _option(name: str, saved: Any, built: Any) -> Any:

@@ -159,7 +159,9 @@ def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
             layer.weight()
         for index, part in enumerate(cut(torch.empty(layer.shape, device="meta"))):
             num_slices, rows, columns = part.slices.shape
-            cost = num_slices * min(rows, columns) ** 2 * max(rows, columns)
+            side = min(rows, columns)
+            # the Gram matrix, and its eigenvalues, which take four times as long for a square one
+            cost = num_slices * side**2 * (max(rows, columns) + 4 * side)
             job = Job(layer, cut, index, part.name, cost, part.num_eigenvalues)
             if job.num_eigenvalues < scoring.min_eigenvalues:
                 job.reason = f"{job.num_eigenvalues} eigenvalues, min_eigenvalues is {scoring.min_eigenvalues}"
@@ -183,6 +185,8 @@ def solve(
     refuse: Refuse = _raise,
     memory: float = math.inf,
     load: Callable[[Layer], Tensor] = Layer.weight,
+    beside: bool = False,
+    double: bool = False,
 ) -> None:
     """Fill in fit and score, or the reason why there are none; what float32 leaves in doubt, in float64.
 
@@ -193,13 +197,16 @@ def solve(
         refuse: What becomes of an error; without it, it is raised with the layer's name.
         memory: Bytes that weights under way may take.
         load: Gives a layer's weight.
+        beside: As in `spectra`.
+        double: Work in float64 from the start.
     """
     # the density's peak depends on the smallest eigenvalue, and a function may, which float32 can't tell from noise
-    looks_at_all = scoring.tail == "peak" or callable(scoring.tail) or callable(scoring.score)
+    double = double or scoring.tail == "peak" or callable(scoring.tail) or callable(scoring.score)
     jobs = [job for job in jobs if not job.reason]
-    for double in (True,) if looks_at_all else (False, True):
+    for in_double in (True,) if double else (False, True):
         loaded: list[Job] = []
-        results = spectra(_load(sorted(jobs, key=_by_cost), loaded, refuse, load), double=double, memory=memory)
+        parts = _load(sorted(jobs, key=_by_cost), loaded, refuse, load)
+        results = spectra(parts, double=in_double, memory=memory, beside=beside)
         jobs = []
         for job, spectrum in zip(loaded, results, strict=True):
             try:

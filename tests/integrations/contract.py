@@ -153,7 +153,9 @@ class Contract:
         found, expected = self.train(tmp_path), self.expected()
         assert_same(found, expected)
         base = base_rates(self.setting)
-        scales = [{name: one[name] / own[name] for name in own if own[name]} for one, own in zip(found, base, strict=True)]
+        scales = [
+            {name: one[name] / own[name] for name in own if own[name]} for one, own in zip(found, base, strict=True)
+        ]
         seen = {name: {round(each[name], 9) for each in scales if each} for name in base[0]}
         assert any(len(values) > 2 for values in seen.values()), "scales never move: nothing is compared"
         assert seen["0.weight"] == {1.0}  # the first layer is left out

@@ -1,4 +1,4 @@
-"""Trainers and schedulers of ours that behave as those of timm and ultralytics are described, where these are absent."""
+"""A scheduler and a trainer of ours that behave as those of timm and ultralytics, where these are absent."""
 
 import copy
 import math
@@ -39,7 +39,7 @@ class LrScaleSchedule:
 
 
 class YoloTrainer:
-    """As ultralytics': three groups, a warm-up from ``initial_lr``, a LambdaLR, half-precision averages in checkpoints."""
+    """As ultralytics': three groups, a warm-up from ``initial_lr``, a LambdaLR, averages in half precision."""
 
     epochs, warmup, warmup_bias_lr = 4, 6, 0.1
 
@@ -74,7 +74,8 @@ class YoloTrainer:
         """To the end, or to the end of an epoch; a checkpoint comes back."""
         try:
             self.run("on_train_start")
-            for self.epoch in range(self.start_epoch, self.epochs):
+            for epoch in range(self.start_epoch, self.epochs):
+                self.epoch = epoch
                 self._train_epoch(fail_at)
                 if self.epoch == stop_after:
                     break

@@ -112,7 +112,7 @@ def test_with_split_batches_the_schedule_takes_one_step(of_two_processes):
 
 
 def test_a_state_of_two_processes_tells_the_interval_in_optimizer_steps(of_two_processes):
-    assert of_two_processes["saved"] == {"interval": 3, "start": 0}
+    assert of_two_processes["saved"] == {"interval": 3, "start": 0, "lag": 1}
 
 
 def test_a_one_cycle_schedule_is_not_stepped_beyond_its_end():

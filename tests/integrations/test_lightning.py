@@ -11,7 +11,17 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 import tempbalance
 from tempbalance.integrations.lightning import TempBalanceCallback, restore_rates
-from tests.integrations.contract import NUM_EPOCHS, OPTIONS, Contract, Rates, Setting, batches, loss_of, make_net, note_rates
+from tests.integrations.contract import (
+    NUM_EPOCHS,
+    OPTIONS,
+    Contract,
+    Rates,
+    Setting,
+    batches,
+    loss_of,
+    make_net,
+    note_rates,
+)
 from tests.integrations.events import read_events
 
 PER_STEP = Setting(per="step", interval=3)
@@ -124,9 +134,7 @@ class LightningContract(Contract):
         return noted
 
     def fit(self, *callbacks, checkpoint=None):
-        fit(
-            self.module(), *self.callbacks(), *callbacks, checkpoint=checkpoint, accumulate=self.setting.accumulate
-        )
+        fit(self.module(), *self.callbacks(), *callbacks, checkpoint=checkpoint, accumulate=self.setting.accumulate)
 
 
 class TestSchedulerPerEpoch(LightningContract):
@@ -182,7 +190,7 @@ def test_alphas_and_rates_reach_every_logger_after_each_scoring(tmp_path):
     assert last == pytest.approx(callback.schedulers[0].last_scores["net.3"], rel=1e-6)
     assert float(rows[-1]["alpha/net.3"]) == pytest.approx(last, rel=1e-6)
     assert float(rows[0]["lr/net.3"]) / 0.1 == pytest.approx(float(rows[0]["scale/net.3"]))
-    assert str(callback.schedulers[0].table()["net.3"].alpha)[:5] in texts["tempbalance/table"]
+    assert f"{callback.schedulers[0].table()['net.3'].alpha:.3f}" in texts["tempbalance/table"]
 
 
 def test_the_table_is_told_at_the_end(caplog):

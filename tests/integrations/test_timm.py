@@ -27,6 +27,10 @@ class TestPerUpdate(TimmContract):
         return LrScaleSchedule(optimizer, self.setting.shape, t_in_epochs=False)
 
 
+class TestPerUpdateWithTheOptimizerLoadedFirst(TestPerUpdate):
+    loads_optimizer_first = True
+
+
 def make(net, **options):
     optimizer = torch.optim.SGD(tempbalance.param_groups(net), lr=0.1)
     return optimizer, BalancedSchedule(LrScaleSchedule(optimizer, lambda _: 1.0), net, **options)
@@ -60,6 +64,17 @@ def test_before_the_start_rates_are_the_schedules_own():
     assert set(rates(optimizer).values()) == {0.1}
     schedule.step(2)
     assert min(rates(optimizer).values()) == pytest.approx(0.05)
+
+
+def test_a_schedule_that_goes_by_updates_is_not_scored_at_the_end_of_epochs():
+    net = make_net()
+    optimizer = torch.optim.SGD(tempbalance.param_groups(net), lr=0.1)
+    schedule = BalancedSchedule(LrScaleSchedule(optimizer, lambda _: 1.0, t_in_epochs=False), net, interval=2)
+    before = schedule.scheduler.last_scores
+    schedule.step(2)
+    assert schedule.scheduler.last_scores is before
+    schedule.step_update(2)
+    assert schedule.scheduler.last_scores is not before
 
 
 def test_the_schedules_state_is_handed_on():
@@ -104,7 +119,10 @@ def test_a_schedule_of_torch_and_one_that_goes_on_from_present_rates_are_refused
         BalancedSchedule(plateau, net)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"interval": 0}, "interval"), ({"speed": 2}, "no option 'speed'")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"interval": 0}, "interval"), ({"speed": 2}, "no option 'speed'"), ({"background": True}, "no option")],
+)
 def test_wrong_options_are_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make(make_net(), **options)

@@ -188,7 +188,7 @@ def test_the_mixin_goes_with_any_trainer(tmp_path):
 
 def test_a_second_training_starts_from_the_base_rates_again(tmp_path):
     noted, setting = Rates(), setting_for(interval=3)
-    trainer = build(tmp_path, setting, Noting(noted))
+    trainer = build(tmp_path, setting, Noting(noted), lr_scheduler_type="constant_with_warmup")
     trainer.train()
     first = len(noted)
     trainer.train()
@@ -238,11 +238,13 @@ def test_a_schedule_that_somebody_else_steps_too_is_told(tmp_path):
 @pytest.mark.parametrize("kind", ["reduce_lr_on_plateau", "greedy"])
 def test_a_schedule_that_the_trainer_steps_by_its_type_is_refused(tmp_path, kind):
     options = {"lr_scheduler_type": kind, "warmup_steps": 0, "metric_for_best_model": "loss", "eval_strategy": "epoch"}
-    with pytest.raises((TypeError, ValueError), match="Trainer steps it after evaluations|scheduler of torch"):
+    with pytest.raises((TypeError, ValueError), match=r"Trainer steps it after evaluations|scheduler of torch"):
         build(tmp_path, setting_for(), **options).train()
 
 
-@pytest.mark.parametrize("kind", ["cosine", "constant_with_warmup", "cosine_with_restarts", "inverse_sqrt", "polynomial"])
+@pytest.mark.parametrize(
+    "kind", ["cosine", "constant_with_warmup", "cosine_with_restarts", "inverse_sqrt", "polynomial"]
+)
 def test_the_trainers_other_schedules_are_wrapped_too(tmp_path, kind):
     noted, base = Rates(), Rates()
     build(tmp_path, setting_for(interval=3), Noting(noted), lr_scheduler_type=kind, max_steps=4).train()

@@ -35,7 +35,7 @@ def recomputed(model, base):
     scheduler = tempbalance.TempBalance(torch.optim.SGD(tempbalance.param_groups(model), lr=1.0), model, **OPTIONS)
     names = {parameter: name for name, parameter in model.named_parameters()}
     scales = {names[each]: group["lr"] for group in scheduler.optimizer.param_groups for each in group["params"]}
-    return {name: rate * scales[name] for name, rate in base.items()}
+    return {name: rate * scales.get(name, 1.0) for name, rate in base.items()}  # without: frozen
 
 
 def own_rates():
@@ -127,6 +127,16 @@ def test_a_second_training_with_the_same_callbacks_starts_anew():
     watched.noted.clear()
     watched.train()
     assert_same(watched.noted, first)
+
+
+def test_a_training_that_starts_again_without_having_been_torn_down_is_scaled_once():
+    watched = Watched()
+    del watched.callbacks["teardown"]
+    trainer = YoloTrainer(watched.callbacks)
+    watched.balance.on_train_start(trainer)
+    trainer.train()
+    expected = [recomputed(watched.held[step // 4], base) for step, base in enumerate(own_rates())]
+    assert_same(watched.noted, expected)
 
 
 def test_wrong_options_are_refused_at_once():

@@ -1,8 +1,8 @@
 """The contract for a scheduler that multiplies by ``lr_scale``: timm's own, and one of ours that does the same."""
 
-import tempbalance
 import torch
 
+import tempbalance
 from tempbalance.integrations.timm import BalancedSchedule
 from tests.integrations.contract import NUM_EPOCHS, OPTIONS, Contract, Rates, batches, loss_of, make_net, note_rates
 
@@ -35,7 +35,8 @@ class TimmContract(Contract):
         own = self.schedule(optimizer)
         schedule = BalancedSchedule(own, net, interval=self.setting.interval, **OPTIONS)
         if updates.start:
-            optimizer.load_state_dict(state["optimizer"])
+            if not self.loads_optimizer_first:
+                optimizer.load_state_dict(state["optimizer"])
             self._step(schedule, updates.start)
         note_rates(optimizer, net, noted)
         every = batches() * NUM_EPOCHS

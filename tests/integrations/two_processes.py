@@ -30,7 +30,7 @@ if __name__ == "__main__":
     found = {
         "per process": per_process,
         "split batches": rates(split_batches=True)[0],
-        "saved": {name: options[name] for name in ("interval", "start")},
+        "saved": {name: options[name] for name in ("interval", "start", "lag")},
     }
     if loop.accelerator.is_main_process:
         (Path(sys.argv[1]) / "rates.json").write_text(json.dumps(found))

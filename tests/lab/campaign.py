@@ -168,7 +168,9 @@ def head() -> Iterator[tuple[str, int]]:
             [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         try:
-            yield process.stdout.readline().strip(), process.pid
+            address = process.stdout.readline().strip()
+            assert address, "Ray has not started"
+            yield address, process.pid
         finally:
             process.kill()
             process.communicate()

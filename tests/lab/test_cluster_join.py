@@ -19,7 +19,7 @@ def test_what_is_no_address_is_refused(address):
 
 
 def test_a_cluster_that_does_not_answer_is_given_up_soon(monkeypatch):
-    monkeypatch.setattr(cluster_join, "_PATIENCE", 3.0)
+    monkeypatch.setattr(cluster_join, "_ANSWER", 3.0)
     begun = time.monotonic()
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -131,13 +131,16 @@ def check_weight(weight: Tensor) -> None:
         raise WeightError(f"must be real and floating-point, got {weight.dtype}")
 
 
-def spectra(parts: Iterable[Part], *, double: bool = False, memory: float = math.inf) -> list[Spectrum | WeightError]:
+def spectra(
+    parts: Iterable[Part], *, double: bool = False, memory: float = math.inf, beside: bool = False
+) -> list[Spectrum | WeightError]:
     """The spectrum of each part, in their order, or why it has none; solved side by side on all of torch's threads.
 
     Args:
         parts: What to solve, the most expensive first for the shortest time.
         double: Work in float64; otherwise in float32, or in the weight's own precision if that is higher.
         memory: As in `side_by_side`.
+        beside: Work in the calling thread alone and leave the settings of the process as they are: others are working.
     """
     gathered: list[tuple[Part, list[_Solved | WeightError]]] = []
 
@@ -150,7 +153,11 @@ def spectra(parts: Iterable[Part], *, double: bool = False, memory: float = math
                 del chunk
             del part
 
-    side_by_side(calls(), memory=memory)
+    if beside:
+        for call in calls():
+            call.run()
+    else:
+        side_by_side(calls(), memory=memory)
     return [_pool(part, solved) for part, solved in gathered]
 
 
@@ -226,6 +233,11 @@ def _one_thread_each() -> Iterator[int]:
         for backend, precision in precisions:
             backend.fp32_precision = precision
         torch.set_num_threads(num_threads)
+
+
+def multiplies_in_full() -> bool:
+    """Whether float32 matrices are multiplied in float32 on the CPU, as the process is set now."""
+    return _matmul_backends()[0].fp32_precision in ("none", "ieee")
 
 
 def _matmul_backends() -> list[Any]:

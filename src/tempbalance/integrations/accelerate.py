@@ -10,12 +10,15 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tempbalance.scheduler import TempBalance
 
+_COUNTS = ("interval", "start", "lag")  # what TempBalance counts in calls of `step`
+
 
 def prepare_scheduler(accelerator: Accelerator, scheduler: TempBalance) -> BalancedScheduler:
-    """Use it where ``accelerator.prepare`` would be, for `TempBalance`; the accelerator saves and loads it with the rest.
+    """Use it for `TempBalance` where ``accelerator.prepare`` would be; it is saved and loaded with the rest.
 
     accelerate steps a scheduler as often as there are processes after each optimizer step, so that the base schedule
-    goes by the number of samples. ``interval`` and ``start`` count optimizer steps all the same, and so they are saved.
+    goes by the number of samples. ``interval``, ``start`` and ``lag`` count optimizer steps all the same, in the saved
+    state too.
 
     Args:
         accelerator: After its ``prepare`` has had the model and the optimizer.
@@ -42,20 +45,21 @@ class BalancedScheduler(AcceleratedScheduler):  # type: ignore[misc]
     """What `prepare_scheduler` gives; stepped after each ``optimizer.step()``, under ``accumulate`` too."""
 
     _is_accelerate_prepared = True
+    scheduler: Any
 
     def count(self, num_calls: int) -> None:
         """Have the scheduler count in calls of ``step``, of which there are so many an optimizer step."""
         self.num_calls = num_calls
-        self.scheduler.interval *= num_calls
-        self.scheduler.start *= num_calls
+        for name in _COUNTS:
+            setattr(self.scheduler, name, getattr(self.scheduler, name) * num_calls)
         if hasattr(self.scheduler.schedule, "total_steps"):  # accelerate does not step OneCycleLR beyond its end
             self.scheduler.total_steps = self.scheduler.schedule.total_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's, with interval and start in optimizer steps."""
+        """The scheduler's, with what it counts in optimizer steps."""
         state: dict[str, Any] = self.scheduler.state_dict()
         if isinstance(self.scheduler, TempBalance):
-            for name in ("interval", "start"):
+            for name in _COUNTS:
                 state["options"][name] //= self.num_calls
         return state
 

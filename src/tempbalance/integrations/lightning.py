@@ -70,7 +70,7 @@ class TempBalanceCallback(Callback):
         for scheduler in self.schedulers if trainer.is_global_zero else ():
             _log.info("layers at the end of the training\n%s", scheduler.table())
             for logger in trainer.loggers:
-                if callable(add_text := getattr(logger.experiment, "add_text", None)):
+                if callable(add_text := getattr(getattr(logger, "experiment", None), "add_text", None)):
                     add_text("tempbalance/table", table_text(scheduler), trainer.global_step)
 
     def _take_over(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -8,18 +8,26 @@ from typing import Any
 from tempbalance.scheduler import TempBalance
 
 
-def check_options(options: dict[str, Any], *, required: tuple[str, ...] = ()) -> dict[str, Any]:
+def check_options(
+    options: dict[str, Any], *, required: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Options of `TempBalance`, refused here rather than when the training starts.
+
+    Args:
+        options: By name.
+        required: Those that have to be there.
+        without: Those that mean nothing here.
 
     Raises:
         TypeError: If there is no such option, or a required one is missing.
     """
-    known = [name for name, each in inspect.signature(TempBalance).parameters.items() if each.kind is each.KEYWORD_ONLY]
+    parameters = inspect.signature(TempBalance).parameters
+    known = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY and name not in without]
     if unknown := [name for name in options if name not in known]:
-        raise TypeError(f"TempBalance has no option {unknown[0]!r}: there are {', '.join(known)}")
+        raise TypeError(f"there is no option {unknown[0]!r} here: there are {', '.join(known)}")
     if missing := [name for name in required if name not in options]:
         raise TypeError(
-            f"option {missing[0]!r} is needed: this trainer steps its scheduler after every optimizer step, and spectra "
-            "so often would cost more than the training; 'interval' is the number of optimizer steps between scorings"
+            f"option {missing[0]!r} is needed: this trainer steps its scheduler after every optimizer step, and to "
+            "score as often costs more than the training; 'interval' is the number of optimizer steps between scorings"
         )
     return options

@@ -11,6 +11,8 @@ from torch import nn
 from tempbalance.groups import LABEL
 from tempbalance.scheduler import TempBalance
 
+TAKES_TIME = ("background", "lag")  # options of TempBalance that go by its own calls of `step`, of which there are none
+
 
 def scales_alone(groups: Sequence[dict[str, Any]], model: nn.Module, **options: Any) -> TempBalance:
     """A `TempBalance` that touches no trainer's rates, on an optimizer of its own that never steps.
@@ -20,7 +22,7 @@ def scales_alone(groups: Sequence[dict[str, Any]], model: nn.Module, **options: 
     Args:
         groups: As `param_groups` gives them.
         model: The model.
-        **options: Of `TempBalance`, but for ``interval`` and ``start``.
+        **options: Of `TempBalance`, but for ``interval``, ``start`` and `TAKES_TIME`.
     """
     held = [{key: group[key] for key in ("params", LABEL) if key in group} for group in groups]
     return TempBalance(torch.optim.SGD(held, lr=1.0), model, start=1, **options)

@@ -11,7 +11,7 @@ from torch import nn
 
 from tempbalance.groups import LABEL
 from tempbalance.integrations.options import check_options
-from tempbalance.integrations.scales import scales_alone
+from tempbalance.integrations.scales import TAKES_TIME, scales_alone
 from tempbalance.scoring import check_count
 
 _FIELD, _OWN = "lr_scale", "lr_scale_without_balance"
@@ -20,8 +20,8 @@ _FIELD, _OWN = "lr_scale", "lr_scale_without_balance"
 class BalancedSchedule:
     """A scheduler of timm with a balanced rate for each layer; stepped like it.
 
-    As timm's own, it is told the time, epochs or updates, and keeps none: scales are kept in the optimizer's groups, and
-    so in its state. To resume, load the optimizer and then call ``step`` or ``step_update`` with where the training is.
+    As timm's own, it is told the time, epochs or updates, and keeps none: scales are in the optimizer's groups, and so
+    in its state. To resume, load the optimizer and then call ``step`` or ``step_update`` with where the training is.
 
     Args:
         schedule: Of timm. Its optimizer is built from `param_groups`, or split before the schedule is built.
@@ -38,7 +38,7 @@ class BalancedSchedule:
     """
 
     def __init__(self, schedule: Any, model: nn.Module, **options: Any) -> None:
-        options = check_options(options)
+        options = check_options(options, without=TAKES_TIME)
         self.interval, self.start = options.pop("interval", 1), options.pop("start", 0)
         check_count("interval", self.interval, least=1)
         check_count("start", self.start, least=0)
@@ -98,7 +98,9 @@ def _check_schedule(schedule: Any) -> None:
     if not all(hasattr(schedule, name) for name in ("optimizer", "update_groups", "t_in_epochs", "base_values")):
         raise TypeError(f"schedule must be a scheduler of timm, got {kind}; for torch's there is TempBalance")
     if hasattr(schedule, "lr_scheduler"):
-        raise TypeError(f"{kind} goes on from the present rates instead of multiplying by {_FIELD!r}: it can't be balanced")
+        raise TypeError(
+            f"{kind} goes on from the present rates instead of multiplying by {_FIELD!r}: it can't be balanced"
+        )
     num_groups = len(schedule.optimizer.param_groups)
     if len(schedule.base_values) != num_groups:
         raise ValueError(

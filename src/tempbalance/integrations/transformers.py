@@ -1,7 +1,7 @@
 """transformers' Trainer with a balanced rate for each layer.
 
 The Trainer makes its optimizer and its schedule as it always does, for the arguments it is given; here the groups are
-split and TempBalance is put around the schedule. Saving, resuming, warm-up and gradient accumulation stay the Trainer's.
+split and TempBalance goes around the schedule. Saving, resuming, warm-up and gradient accumulation stay the Trainer's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TempBalanceMixin:
 
     Args:
         *args: Of the Trainer.
-        balance: Options of `TempBalance`. ``interval``, the number of optimizer steps between scorings, has to be there.
+        balance: Options of `TempBalance`. ``interval``, optimizer steps between scorings, has to be there.
         max_layers: Of how many layers numbers are logged.
         **kwargs: Of the Trainer.
 
@@ -41,9 +41,7 @@ class TempBalanceMixin:
     lr_scheduler: Any
     callback_handler: Any
 
-    def __init__(
-        self, *args: Any, balance: Mapping[str, Any], max_layers: int = MAX_LAYERS, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, balance: Mapping[str, Any], max_layers: int = MAX_LAYERS, **kwargs: Any) -> None:
         self.balance = check_options(dict(balance), required=("interval",))
         self._balanced: TempBalance | None = None
         super().__init__(*args, **kwargs)
@@ -69,8 +67,8 @@ class TempBalanceMixin:
             return schedule
         if isinstance(schedule, ReduceLROnPlateau):
             raise ValueError(
-                "ReduceLROnPlateau can't be balanced here: the Trainer steps it after evaluations, and tells that by its "
-                "type, which TempBalance around it hides"
+                "ReduceLROnPlateau can't be balanced here: the Trainer steps it after evaluations, which it knows by "
+                "the type, and TempBalance around it hides that"
             )
         self.lr_scheduler = self._balanced = TempBalance(schedule.optimizer, self.model, schedule, **self.balance)
         return self._balanced
@@ -82,7 +80,7 @@ class TempBalanceMixin:
         self.lr_scheduler = self.callback_handler.lr_scheduler = self._balanced.schedule
 
 
-class TempBalanceTrainer(TempBalanceMixin, Trainer):  # type: ignore[misc]
+class TempBalanceTrainer(TempBalanceMixin, Trainer):
     """transformers' own Trainer, balanced."""
 
 

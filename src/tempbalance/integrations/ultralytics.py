@@ -1,7 +1,7 @@
 """ultralytics' training, balanced through plain callbacks; the package itself is neither imported nor subclassed.
 
-Its warm-up, its schedule, its checkpoints and its log of rates all go by its own few param groups. They are left as they
-are: only while the optimizer steps does it see them split by layer, each part at its group's rate times its scale.
+Its warm-up, schedule, checkpoints and log of rates all go by its own few param groups, and these are left as they are:
+only while the optimizer steps does it see them split by layer, each part at its group's rate times its scale.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from tempbalance.groups import LABEL, param_groups
 from tempbalance.integrations.options import check_options
-from tempbalance.integrations.scales import scales_alone
+from tempbalance.integrations.scales import TAKES_TIME, scales_alone
 from tempbalance.scheduler import TempBalance
 from tempbalance.scoring import check_count
 
@@ -51,7 +51,7 @@ class UltralyticsBalance:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options = check_options(options)
+        self.options = check_options(options, without=TAKES_TIME)
         self.interval, self.start = self.options.pop("interval", 1), self.options.pop("start", 0)
         check_count("interval", self.interval, least=1)
         check_count("start", self.start, least=0)
