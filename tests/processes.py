@@ -14,7 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
@@ -281,6 +287,49 @@ def sharded_by_fsdp1_for_gradients_only():
 @case
 def replicated_by_fsdp1():
     return train(fsdp1(deep_mlp(), sharding_strategy=ShardingStrategy.NO_SHARD))
+
+
+@case
+def after_validation_in_bfloat16():
+    """Validation leaves layers gathered, in the precision that they are applied in."""
+    model = fsdp2(deep_mlp(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    before = param_groups(model)
+    optimizer = torch.optim.SGD(before, lr=0.1, momentum=0.9)
+    with torch.no_grad():
+        model(batch(0))
+    is_gathered = type(model[12].weight).__name__
+    scheduler = TempBalance(optimizer, model)
+    with torch.no_grad():
+        model(batch(0))
+    after = param_groups(model)
+    identities = [[list(map(id, group["params"])) for group in groups] for groups in (before, after)]
+    return {
+        "record": record(scheduler),
+        "gathered": is_gathered,
+        "same groups": identities[0] == identities[1],
+    }
+
+
+@case
+def a_sharded_weight_that_is_nan():
+    """In the first layer that is gathered, on the process that solves it; the others have more to gather."""
+    found = {}
+    for name, shard in {"fsdp2": fsdp2, "fsdp1": fsdp1}.items():
+        model = shard(deep_mlp())
+        optimizer, scheduler = balanced(model)
+        (weight, *_) = next(group["params"] for group in optimizer.param_groups if group["layer"] == "12")
+        piece = weight.to_local() if name == "fsdp2" else weight.detach()
+        good = piece.detach().clone()
+        with torch.no_grad():
+            piece.fill_(torch.nan)
+        before = record(scheduler)
+        told = error(scheduler.step)
+        is_same = record(scheduler) == before
+        with torch.no_grad():
+            piece.copy_(good)
+        scheduler.step()
+        found[name] = [told, is_same, scheduler.last_epoch]
+    return found
 
 
 @case

@@ -219,11 +219,10 @@ def test_a_bare_import_does_not_even_load_torch():
     assert loaded_after("import tempbalance") <= {"tempbalance", *sys.stdlib_module_names}
 
 
-@pytest.mark.parametrize("name", ["options", "scales", "logs", "timm", "ultralytics"])
-def test_an_integration_that_needs_no_package_loads_none(name):
+def test_the_integrations_for_timm_and_ultralytics_and_the_logs_load_no_package():
+    modules = [f"tempbalance.integrations.{name}" for name in ("logs", "timm", "ultralytics")]
     of_torch = loaded_after("import torch, numpy, torch.optim.swa_utils")
-    loaded = loaded_after(f"import tempbalance.integrations.{name}") - of_torch - {"tempbalance"}
-    assert loaded <= set(sys.stdlib_module_names)
+    assert loaded_after(f"import {', '.join(modules)}") - of_torch - {"tempbalance"} <= set(sys.stdlib_module_names)
 
 
 def test_the_command_line_loads_neither_torch_nor_numpy():

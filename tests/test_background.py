@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -87,6 +88,10 @@ class Held:
         monkeypatch.setattr(tempbalance.distributed, "solve", held_solve)
 
 
+def workers():
+    return [thread for thread in threading.enumerate() if thread.name == "tempbalance"]
+
+
 @pytest.fixture
 def held(monkeypatch):
     held = Held(monkeypatch)
@@ -94,8 +99,24 @@ def held(monkeypatch):
     held.may_go.set()
 
 
-def workers():
-    return [thread for thread in threading.enumerate() if thread.name == "tempbalance"]
+@pytest.fixture(autouse=True)
+def no_thread_works_on_into_the_next_test():
+    yield
+    for thread in workers():
+        thread.join(60)
+
+
+@contextmanager
+def solves():
+    """For each solve in the block: whether it was in float64, on how many threads, set to which precision."""
+    found, solve = [], spectrum._solve
+
+    def noted_solve(slices, double):
+        found.append((double, torch.get_num_threads(), torch.backends.mkldnn.matmul.fp32_precision))
+        return solve(slices, double)
+
+    with patch.object(spectrum, "_solve", noted_solve):
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -149,8 +170,10 @@ def test_thread_counts_are_as_before_while_it_works_and_after(held, num_threads)
         run = build()
         assert len(workers()) == 1
         assert (torch.get_num_threads(), seen_in_a_new_thread()) == (num_threads, num_threads)
-        held.may_go.set()
-        run.scheduler.wait()
+        with solves() as found:
+            held.may_go.set()
+            run.scheduler.wait()
+        assert found == [(False, 1, torch.backends.mkldnn.matmul.fp32_precision)] * 2
         assert (torch.get_num_threads(), seen_in_a_new_thread()) == (num_threads, num_threads)
         assert not workers()
     finally:
@@ -171,17 +194,15 @@ def test_the_precision_that_the_training_multiplies_in_is_not_touched(held):
     expected = build(background=False).scheduler.last_scores
     backend = torch.backends.mkldnn.matmul
     before = backend.fp32_precision
-    seen = []
-    solve = spectrum._solve
     try:
         backend.fp32_precision = "bf16"
-        with patch.object(spectrum, "_solve", lambda *args: seen.append(backend.fp32_precision) or solve(*args)):
+        with solves() as found:
             run = build()
             held.may_go.set()
             run.scheduler.wait()
     finally:
         backend.fp32_precision = before
-    assert seen == ["bf16"] * 2
+    assert found == [(True, 1, "bf16")] * 2
     run.scheduler.step()
     assert run.scheduler.last_scores == pytest.approx(expected, rel=1e-6)
 
@@ -309,9 +330,10 @@ def test_what_is_under_way_is_given_up_for_what_is_newer(held, how):
     else:
         run.scheduler = TempBalance(run.optimizer, run.model, run.scheduler.schedule)
     assert run.scheduler._pending is None
-    with patch.object(spectrum, "_solve", side_effect=AssertionError("it went on")):
+    with solves() as found:
         held.may_go.set()
         assert gone(thread)
+    assert found == []
     if how in ("rescore", "second"):
         scales = run.scheduler.last_scales
         go_on(run, 0, 1)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tempbalance.cli import _stoppable
 from tempbalance.runlog import RunFolder
+from tempbalance.terminal import stoppable
 
 TINY = ["--dataset", "digits", "--model", "mlp", "--width", "0.25", "--epochs", "2", "--limit", "200"]
 
@@ -137,7 +137,7 @@ def test_a_comparison_that_is_asked_to_stop_leaves_no_process_behind(tmp_path):
 
 def get_signal(number: int) -> None:
     """A signal comes while a command runs."""
-    with _stoppable():
+    with stoppable():
         os.kill(os.getpid(), number)
         time.sleep(0.1)
 

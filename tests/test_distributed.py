@@ -24,7 +24,7 @@ TWO = ["ddp", "shares_of_the_work", "a_weight_that_is_nan", "functions_that_fail
        "not_shared", "sharded_by_fsdp2", "sharded_by_fsdp2_and_offloaded", "sharded_by_fsdp2_and_not_shared",
        "sharded_by_fsdp1", "sharded_by_fsdp1_after_the_optimizer", "sharded_by_fsdp1_for_gradients_only",
        "replicated_by_fsdp1", "tensor_parallel_layers", "sharded_attention", "memory_of_gathering", "bad_use",
-       "in_the_background"]  # fmt: skip
+       "in_the_background", "a_sharded_weight_that_is_nan", "after_validation_in_bfloat16"]  # fmt: skip
 FOUR = ["ddp", "a_group_of_pairs", "on_a_mesh_of_two_by_two", "sharded_by_fsdp2", "shares_of_the_work"]
 
 
@@ -117,6 +117,16 @@ def test_a_bad_weight_is_told_by_all_in_the_same_sentence_and_nothing_moves(two,
     assert one["steps"] == other["steps"] == 1
 
 
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
+def test_a_bad_weight_that_is_sharded_is_told_by_all_though_others_are_still_to_be_gathered(two, kind):
+    one, other = (found[kind] for found in two["a_sharded_weight_that_is_nan"])
+    (error, sentence), is_same, num_steps = one
+    assert one == other
+    assert error == "WeightError"
+    assert "layer '12', weight (104, 88): must be finite" in sentence
+    assert (is_same, num_steps) == (True, 1)
+
+
 def test_an_error_in_a_function_is_raised_by_all(two):
     for found in zip(*two["functions_that_fail"], strict=True):
         assert ["ValueError", "no idea"] in found or ["ArithmeticError", "no idea"] in found
@@ -173,6 +183,13 @@ def test_scores_and_rates_of_a_sharded_model_are_those_of_the_whole_one(two, nam
     one, other = two[name]
     assert one == other
     assert_near(one, alone())
+
+
+def test_after_validation_the_sharded_weights_are_scored_and_not_what_was_gathered_of_them(two):
+    for found in two["after_validation_in_bfloat16"]:
+        assert found["gathered"] == "Parameter"
+        assert found["same groups"]
+        assert_near([found["record"]], alone()[:1])
 
 
 def test_four_processes_shard_as_two_do(four):

@@ -111,8 +111,8 @@ class _Work:
         self._double = not multiplies_in_full()
         self._failed: Exception | None = None
         self._is_done = self._is_done_for_others = False
-        # The number of threads is each thread's own, but a thread that was never asked for its own takes the last one
-        # that was set anywhere: so ask here first, and set it again once the other has set its own.
+        # The number of threads is each thread's own, but one that was never asked for it takes the last number that
+        # was set anywhere when it is: so both are asked before the other sets its own, and here it is set again.
         num_threads = torch.get_num_threads()
         is_set = Event()
         self._thread = Thread(target=self._run, args=(is_set,), name="tempbalance")
@@ -142,6 +142,7 @@ class _Work:
         return self.scoring.plan.rows()
 
     def _run(self, is_set: Event) -> None:
+        torch.get_num_threads()
         torch.set_num_threads(1)
         is_set.set()
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby
+from operator import methodcaller
 from statistics import fmean
 
 import torch
@@ -184,7 +185,7 @@ def solve(
     see: Callable[[Job, Spectrum], None] | None = None,
     refuse: Refuse = _raise,
     memory: float = math.inf,
-    load: Callable[[Layer], Tensor] = Layer.weight,
+    load: Callable[[Layer], Tensor] = methodcaller("weight"),
     beside: bool = False,
     double: bool = False,
 ) -> None:

@@ -130,6 +130,26 @@ def test_a_one_cycle_schedule_is_not_stepped_beyond_its_end():
     assert schedule.last_epoch == 3
 
 
+def test_a_scheduler_that_is_stepped_before_the_optimizer_is_told():
+    net = make_net()
+    optimizer = torch.optim.SGD(tempbalance.param_groups(net), lr=0.1)
+    scheduler = prepare_scheduler(Accelerator(cpu=True), tempbalance.TempBalance(optimizer, net))
+    with pytest.warns(UserWarning, match=r"called before optimizer\.step"):
+        scheduler.step()
+
+
+def test_without_a_schedule_rates_stay_as_they_are_when_it_is_taken_away():
+    net = make_net()
+    optimizer = torch.optim.SGD(tempbalance.param_groups(net), lr=0.1)
+    scheduler = prepare_scheduler(Accelerator(cpu=True), tempbalance.TempBalance(optimizer, net))
+    optimizer.step()
+    scheduler.step()
+    scheduler.restore()
+    scheduler.step()
+    assert {group["lr"] for group in optimizer.param_groups} == {0.1}
+    scheduler.load_state_dict(scheduler.state_dict())
+
+
 def test_something_else_than_tempbalance_is_refused():
     optimizer = torch.optim.SGD(make_net().parameters(), lr=0.1)
     with pytest.raises(TypeError, match="TempBalance, got LambdaLR"):

@@ -220,6 +220,11 @@ def test_an_option_that_does_not_exist_is_refused(tmp_path):
         build(tmp_path, setting_for(), balance={"interval": 3, "scales": (0.5, 1.5)})
 
 
+def test_before_the_training_there_is_nothing_to_restore(tmp_path):
+    with pytest.raises(RuntimeError, match="nothing to restore"):
+        build(tmp_path, setting_for()).restore_rates()
+
+
 def test_an_optimizer_of_another_model_is_refused(tmp_path):
     optimizer = adamw(make_net().parameters())
     with pytest.raises(ValueError, match="none of the model's parameters"):

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import pickle
 
 import pytest
 import torch
@@ -137,6 +138,18 @@ def test_a_training_that_starts_again_without_having_been_torn_down_is_scaled_on
     trainer.train()
     expected = [recomputed(watched.held[step // 4], base) for step, base in enumerate(own_rates())]
     assert_same(watched.noted, expected)
+
+
+def test_the_callbacks_can_be_handed_to_another_process():
+    model, callbacks = collector()
+    balance(model, **OPTIONS)
+    noted = []
+    handed = pickle.loads(pickle.dumps(callbacks))
+    handed["on_train_start"].append(lambda trainer: note_rates(trainer.optimizer, trainer.model, noted))
+    YoloTrainer(handed).train()
+    watched = Watched()
+    watched.train()
+    assert_same(noted, watched.noted)
 
 
 def test_wrong_options_are_refused_at_once():

@@ -278,7 +278,9 @@ def test_a_log_that_does_not_reach_the_checkpoint_is_named(tmp_path, keep, lacki
         train(SMALL, tmp_path, accelerator="cpu")
 
 
-@pytest.mark.parametrize(("name", "message"), [("result.json", "must have test_accuracy"), ("recipe.json", "must say")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("result.json", "must have numbers for test_accuracy"), ("recipe.json", "must say")]
+)
 def test_an_empty_file_of_a_run_is_named(tmp_path, name, message):
     run(SMALL, tmp_path)
     (tmp_path / name).write_text("{}")

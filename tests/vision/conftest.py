@@ -4,12 +4,14 @@ Its wheels are built for CUDA, so that its compiled operators are not there, and
 """
 
 import os
+import tempfile
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 os.environ["YOLO_OFFLINE"] = "true"
+os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.gettempdir())  # where ultralytics keeps its settings
 
 
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:

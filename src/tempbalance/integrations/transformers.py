@@ -74,8 +74,13 @@ class TempBalanceMixin:
         return self._balanced
 
     def restore_rates(self) -> None:
-        """Put the base rates back and leave the Trainer its own schedule, for the rest of this training."""
-        assert self._balanced is not None, "no training has started"
+        """Put the base rates back and leave the Trainer its own schedule, for the rest of this training.
+
+        Raises:
+            RuntimeError: If no training has started.
+        """
+        if self._balanced is None:
+            raise RuntimeError("restore_rates() was called before train(): there is nothing to restore")
         self._balanced.restore()
         self.lr_scheduler = self.callback_handler.lr_scheduler = self._balanced.schedule
 

@@ -18,18 +18,22 @@ PAPER_STEPS = 390  # of an epoch of CIFAR at batch 128, in which the paper count
 _LIMIT, _TEST_LIMIT = 10_000, 2_000  # images that small presets use, but for the digits, which have fewer
 
 
-def table_points(table: str, *varies: str, models: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Point]:
+def table_points(
+    table: str, *varies: str, datasets: Sequence[str] = (), models: Sequence[str] = (), methods: Sequence[str] = ()
+) -> list[Point]:
     """A point for each setting that a table of the paper lists.
 
     Args:
         table: Its name.
         varies: Options that make a cell of their own; others are searched for the best.
-        models: Only these; none for all.
-        methods: Only these; none for all.
+        datasets: Only these; none for all.
+        models: Likewise.
+        methods: Likewise.
     """
+    wanted = {"dataset": datasets, "model": models, "method": methods}
     found = []
     for row in paper_tables()[table].rows:
-        if (not models or row.model in models) and (not methods or row.method in methods):
+        if all(not names or getattr(row, label) in names for label, names in wanted.items()):
             found += [_point(row, options, varies) for options in row.points()]
     return found
 
@@ -43,9 +47,9 @@ def _point(row: PaperRow, options: Mapping[str, Any], varies: Sequence[str]) -> 
     return Point({**names, **chosen}, {**names, **options}, paper, is_best)
 
 
-def best_points(table: str, *, models: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Point]:
-    """Of each line of a table the point whose number the paper reports."""
-    return [point for point in table_points(table, models=models, methods=methods) if point.is_best]
+def best_points(table: str, **only: Sequence[str]) -> list[Point]:
+    """Of each line of a table the point whose number the paper reports; ``only`` is as for `table_points`."""
+    return [point for point in table_points(table, **only) if point.is_best]
 
 
 def common_settings() -> dict[str, Any]:

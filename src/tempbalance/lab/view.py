@@ -27,8 +27,8 @@ def seconds_text(seconds: float) -> str:
     """Seconds up to two minutes, below ten with a tenth, then minutes, then hours, then days.
 
     Example:
-        >>> [seconds_text(each) for each in (0.04, 10.4, 150, 5400, 8640000)]
-        ['0.0 s', '10 s', '2.5 min', '1.5 h', '100 days']
+        >>> [seconds_text(each) for each in (0.04, 10.4, 150, 9000, 8640000)]
+        ['0.0 s', '10 s', '2.5 min', '2.5 h', '100 days']
     """
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -12,10 +12,7 @@ from tempbalance.lab.study import Presentation, Study
 
 def points(preset: Preset) -> list[Point]:
     """The four networks on CIFAR-100, with each assignment."""
-    networks = ("resnet18", "resnet34", "vgg16", "vgg19")
-    found = [
-        point for point in best_points("main", models=networks, methods=("tb",)) if point.cell["dataset"] == "cifar100"
-    ]
+    found = best_points("main", datasets=("cifar100",), methods=("tb",))
     small = {"cifar100": "digits"}
     return reduced(varied(found, "assignment", ASSIGNMENTS), preset, small, models=("resnet18", "vgg16"))
 
