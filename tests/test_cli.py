@@ -114,8 +114,9 @@ def test_a_comparison_of_which_nothing_can_come_starts_nothing(tmp_path):
 def test_a_comparison_says_what_failed(tmp_path):
     result = tempbalance("compare", *TINY, "--lr", "1e20", "--weight-decay", "1e30", "--seeds", "1", cwd=tmp_path)
     assert result.returncode == 1
-    assert "ended with exit code 1: the loss is" in result.stderr
-    assert "rate 1e+20 (all it said: runs/digits-mlp-0.25-" in result.stderr
+    assert "error: the run in runs/digits-mlp-0.25-" in result.stderr
+    assert "failed: the loss is" in result.stderr
+    assert "rate 1e+20 (a traceback is in failure.txt, all a run said in output.txt)" in result.stderr
     assert "Traceback" not in result.stderr
 
 
