@@ -12,7 +12,8 @@ from tempbalance import __version__
 from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.options import check_dataset
-from tempbalance.lab.recipe import SEEDS, Recipe, read_recipe
+from tempbalance.lab.recipe import SEEDS, Recipe
+from tempbalance.lab.task import read_recipe
 from tempbalance.runlog import RunFolder
 from tempbalance.study_commands import study
 from tempbalance.terminal import answered, messages, out_folder, stoppable
@@ -81,7 +82,7 @@ def train(
 ) -> None:
     """Train one recipe; the same command on the same folder goes on where it stopped."""
     with answered("lab"), stoppable():
-        given = {**(read_recipe(recipe) if recipe else {}), **options}
+        given = {**(read_recipe(recipe, Recipe) if recipe else {}), **options}
         chosen = Recipe.from_dict(given)
         folder = out_folder(out, Path("runs") / chosen.name)
         if not RunFolder(folder).is_begun:
@@ -155,7 +156,7 @@ def compare(
         from tempbalance.lab.processes import check_all, local_pool, raise_failures, train_all
         from tempbalance.report.write import write_runs
 
-        given = {**(read_recipe(recipe) if recipe else {}), **options}
+        given = {**(read_recipe(recipe, Recipe) if recipe else {}), **options}
         names = [name.strip() for name in methods.split(",")]
         recipes = plan(given, names, SEEDS[:seeds])
         folder = out_folder(out, Path("runs"))

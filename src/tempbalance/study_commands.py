@@ -96,9 +96,8 @@ def run(
 ) -> None:
     """Train what studies need; complete runs are left alone, interrupted ones go on, and studies share theirs."""
     with answered("cluster" if ray or ray_address else "lab"), stoppable():
-        from tempbalance.lab.options import check_dataset
         from tempbalance.lab.plan import jobs_of_all, totals_text
-        from tempbalance.lab.processes import check_settings, local_pool, raise_failures, train_all, unfit
+        from tempbalance.lab.processes import check_data, check_settings, local_pool, raise_failures, train_all, unfit
 
         check_settings(device, precision)
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
@@ -108,8 +107,7 @@ def run(
         if dry_run:
             _tell_plan(studies, size, chosen, folder, local_pool(settings, num_workers=workers).num_slots)
             return
-        for each in dict.fromkeys(job.recipe.dataset for job in jobs):
-            check_dataset(each)
+        check_data(jobs)
         failures = unfit(jobs, precision=precision)
         folder.mkdir(parents=True, exist_ok=True)
         alone = [each for each in studies if each.is_timed and size.name != "smoke"]

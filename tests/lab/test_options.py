@@ -1,7 +1,7 @@
 """Options one by one: types, ranges, and files that hold them."""
 
 import json
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 
@@ -10,14 +10,15 @@ from tempbalance.core.score import ScoreName
 from tempbalance.core.tail import TailName
 from tempbalance.lab import flags
 from tempbalance.lab.options import ASSIGNMENTS, SCORES, TAILS, check_dataset
-from tempbalance.lab.recipe import Recipe, read_recipe
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.task import read_recipe
 
 
 def test_the_names_that_options_know_are_those_of_the_library():
     assert get_args(TailName) == TAILS
     assert get_args(ScoreName) == SCORES
     assert get_args(AssignmentName) == ASSIGNMENTS
-    assert set(flags._TEXTS) == set(get_type_hints(Recipe))
+    assert set(flags._TEXTS) == set(Recipe.hints())
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_value_of_another_type_or_out_of_range_is_named_with_the_rule(name, va
     path = tmp_path / "r.json"
     path.write_text(json.dumps({name: value}))
     with pytest.raises(ValueError, match=rf"r\.json: {name} must be "):
-        read_recipe(path)
+        read_recipe(path, Recipe)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_an_unknown_name_is_answered_with_near_ones_or_all(name, value, answer):
 )
 def test_small_numbers_are_read_however_they_are_written(tmp_path, text):
     (tmp_path / "r").write_text(text)
-    assert read_recipe(tmp_path / "r") == {"lr": 5e-5, "weight_decay": 0.1}
+    assert read_recipe(tmp_path / "r", Recipe) == {"lr": 5e-5, "weight_decay": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_file_that_holds_something_else_is_named(tmp_path, text, answer):
     path = tmp_path / "r.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=r"r\.yaml: ") as caught:
-        read_recipe(path)
+        read_recipe(path, Recipe)
     assert answer in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -115,10 +115,11 @@ import sys, time
 from pathlib import Path
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.pool import Pool
-from tempbalance.lab.recipe import Recipe, read_recipe
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.task import read_recipe
 folder = Path(sys.argv[1])
 pool = Pool(1, {settings!r})
-pool.start(Job(Recipe.from_dict(read_recipe(folder / "asked.json")), folder))
+pool.start(Job(Recipe.from_dict(read_recipe(folder / "asked.json", Recipe)), folder))
 print(pool._workers[0]._process.pid, flush=True)
 time.sleep(1000)
 """

@@ -18,7 +18,8 @@ RECIPE = {**OPTIONS, "batch_size": 50}  # the last batch has one image, fewer th
 SCRIPT = """
 from pathlib import Path
 from lightning.pytorch import Callback
-from tempbalance.lab.recipe import Recipe, read_recipe
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.task import read_recipe
 from tempbalance.lab.training import train
 from tempbalance.runlog import RunFolder
 
@@ -29,7 +30,7 @@ class Tell(Callback):
     def on_train_end(self, trainer, module):
         print(f"rank {trainer.global_rank}: {module.metrics['test_accuracy']!r}", flush=True)
 
-recipe = Recipe.from_dict(read_recipe(Path("recipe.yaml")))
+recipe = Recipe.from_dict(read_recipe(Path("recipe.yaml"), Recipe))
 train(recipe, Path("run"), accelerator="cpu", devices=2, callbacks=[Tell()])
 """
 

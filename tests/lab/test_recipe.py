@@ -7,7 +7,8 @@ from torch import nn
 
 from tempbalance.lab.methods import METHODS, find_method
 from tempbalance.lab.optimizers import build_optimizer, build_schedule
-from tempbalance.lab.recipe import SEEDS, Recipe, differences, read_recipe
+from tempbalance.lab.recipe import SEEDS, Recipe
+from tempbalance.lab.task import differences, read_recipe
 
 
 def test_the_defaults_are_the_papers():
@@ -53,8 +54,8 @@ def test_a_recipe_is_read_from_yaml_and_from_a_runs_own_json(tmp_path):
     yaml, run = tmp_path / "a.yaml", tmp_path / "recipe.json"
     yaml.write_text("method: cal\nlr: 0.05\n")
     run.write_text(json.dumps({"recipe": Recipe().to_dict(), "versions": {}}))
-    assert read_recipe(yaml) == {"method": "cal", "lr": 0.05}
-    assert Recipe.from_dict(read_recipe(run)) == Recipe()
+    assert read_recipe(yaml, Recipe) == {"method": "cal", "lr": 0.05}
+    assert Recipe.from_dict(read_recipe(run, Recipe)) == Recipe()
 
 
 def test_differences_are_told_in_words():

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tempbalance.lab import studies as folder_of_studies
-from tempbalance.lab.findings import data_text
 from tempbalance.lab.names import pretty
 from tempbalance.lab.paper.tables import paper_tables
 from tempbalance.lab.plan import jobs_of_all, points_of, read_only, totals_text
@@ -16,10 +15,11 @@ from tempbalance.lab.points import steps_like
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.study import StudyError, all_studies, find_study
 
-NAMES = {
+OF_IMAGES = {
     "main", "optimizers", "adam", "learning_rate", "width", "score", "tail", "assignment", "scale_range", "start",
     "interval", "depth", "overhead", "gradients", "rank_one", "alpha", "layers",
 }  # fmt: skip
+OTHERS = {"language", "detection", "matrices", "exponent"}
 PAPER, LAPTOP, SMOKE = PRESETS.values()
 
 
@@ -34,7 +34,7 @@ def ids(name: str, preset=PAPER, **wanted) -> set[str]:
 
 
 def test_these_are_the_studies():
-    assert set(all_studies()) == NAMES
+    assert set(all_studies()) == OF_IMAGES | OTHERS
     with pytest.raises(ValueError, match="unknown study 'mains': did you mean 'main'"):
         find_study("mains")
     with pytest.raises(ValueError, match="unknown preset 'papers': did you mean 'paper'"):
@@ -66,13 +66,21 @@ def test_each_table_of_the_paper_is_trained_point_by_point_with_its_numbers_besi
     assert told == Counter(result.mean for row in rows for result in row.results)
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", sorted(OF_IMAGES | OTHERS - {"exponent"}))
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
-def test_every_preset_of_every_study_has_runs_with_its_own_seeds(name, preset):
+def test_every_preset_of_every_study_that_trains_has_runs_with_its_seeds(name, preset):
     found = recipes(name, preset)
     assert found
+    assert {each.seed for each in found} == set(find_study(name).seeds(preset))
+    assert {each.kind for each in found} == {"images" if name in OF_IMAGES else name}
+
+
+@pytest.mark.parametrize("name", sorted(OF_IMAGES))
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_every_preset_of_every_study_of_images_has_its_size(name, preset):
+    found = recipes(name, preset)
     num_seeds = find_study(name).num_seeds or len(preset.seeds)
-    assert {each.seed for each in found} == set(preset.seeds[:num_seeds])
+    assert find_study(name).seeds(preset) == preset.seeds[:num_seeds]
     if preset is LAPTOP:
         assert {each.dataset for each in found} <= {"digits", "fashion_mnist"}
         assert {each.epochs for each in found} == {12}
@@ -113,7 +121,7 @@ def test_a_study_of_the_laptop_trains_the_papers_best_point_on_data_that_stand_i
     recipe = point.recipe(43)
     assert (recipe.lr, recipe.snr, recipe.limit, recipe.test_limit) == (0.1, 0.001, 10_000, 2_000)
     assert (point.stands_for, point.paper.mean) == ("cifar10", 95.57)
-    assert data_text(recipe) == "Fashion-MNIST, 10,000 + 2,000 images"
+    assert recipe.data_text == "Fashion-MNIST, 10,000 + 2,000 images"
     assert {each.restart_epochs for each in recipes("optimizers", LAPTOP) if each.method == "sgdr"} == {6}
 
 
@@ -208,7 +216,7 @@ def test_a_new_study_takes_a_file_and_nothing_else(tmp_path, monkeypatch):
     all_studies.cache_clear()
     try:
         assert find_study("new_study").points(LAPTOP)
-        assert set(all_studies()) == NAMES | {"new_study"}
+        assert set(all_studies()) == OF_IMAGES | OTHERS | {"new_study"}
     finally:
         monkeypatch.undo()
         all_studies.cache_clear()

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from tempbalance.lab.methods import METHODS
-from tempbalance.lab.module import TrainingError
+from tempbalance.lab.errors import InterruptedRunError, TrainingError
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.record import StraightIO
 from tempbalance.lab.resume import OtherRunError
-from tempbalance.lab.training import InterruptedRunError, train
+from tempbalance.lab.training import train
 from tempbalance.runlog import RunFolder, RunFolderError
 
 SMALL = Recipe(dataset="digits", model="mlp", width=0.25, method="tb+snr", epochs=5, limit=300)

@@ -66,7 +66,7 @@ def test_counts_and_epochs_are_told(tmp_path):
     jobs = [job(tmp_path, "run", finished=2), job(tmp_path, "new", seed=1)]
     console.print(running_table(jobs, jobs))
     lines = console.file.getvalue().splitlines()
-    assert "seed 43  epoch 3 of 10  test 10.00 %" in lines[0]
+    assert "seed 43  epoch 3 of 10  test accuracy 10.00 %" in lines[0]
     assert "seed 1   epoch 1 of 10" in lines[1]
 
 
@@ -112,7 +112,7 @@ def test_in_a_terminal_the_whole_sweep_is_shown(tmp_path):
     text = console.file.getvalue()
     assert "14 of 30 epochs; 1 done, 1 running, 0 failed, 1 left" in text
     assert "about 80 s to go, 2 at a time" in text
-    assert "seed 1  epoch 5 of 10  test 30.00 %" in text
+    assert "seed 1  epoch 5 of 10  test accuracy 30.00 %" in text
 
 
 def test_failed_runs_are_named_when_all_others_are_complete(tmp_path):

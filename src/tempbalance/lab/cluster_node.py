@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tempbalance.lab.carry import Files, pack, unpack
 from tempbalance.lab.jobs import Ended, Job, Settings
+from tempbalance.lab.kinds import ASKED, ask
 from tempbalance.lab.pool import Pool
-from tempbalance.runlog import write_whole
 
 _PAUSE = 0.1  # seconds between two looks at the process that trains
 
@@ -97,7 +97,7 @@ def _shared(job: Job) -> Job:
     Raises:
         FileNotFoundError: If it does not.
     """
-    asked = job.folder / "asked.json"
+    asked = job.folder / ASKED
     if not asked.exists():
         raise FileNotFoundError(
             f"{asked} is not there on {socket.gethostname()}: all nodes must share the runs' folder, or runs be fetched"
@@ -110,7 +110,7 @@ def _settled(job: Job, files: Files, name: str) -> Job:
     job = replace(job, folder=Path(tempfile.gettempdir()) / name)
     if not job.run.is_begun or job.num_finished < files.get("metrics.jsonl", b"").count(b"\n"):
         unpack(files, job.folder)
-    write_whole(job.folder / "asked.json", json.dumps(job.recipe.to_dict()).encode())
+    ask(job.folder, job.recipe)
     return job
 
 

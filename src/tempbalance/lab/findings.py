@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +10,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tempbalance.lab.jobs import Job
+from tempbalance.lab.kinds import find_kind
+from tempbalance.lab.measure import ACCURACY, Measure
 from tempbalance.lab.names import pretty
-from tempbalance.lab.options import NUM_IMAGES
 from tempbalance.lab.paper.rows import PaperResult
 from tempbalance.lab.point import Point, Preset
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.resume import finished
 from tempbalance.lab.statistics import Paired, paired
-from tempbalance.report.text import shown
 from tempbalance.runlog import Line, RunFolder
 
 
@@ -36,19 +34,24 @@ class Tried:
     results: Mapping[int, Line]
 
     @property
-    def accuracies(self) -> dict[int, float]:
-        """Test accuracy in percent after the last epoch, by seed."""
-        return {seed: float(result["test_accuracy"]) for seed, result in self.results.items()}
+    def measure(self) -> Measure:
+        """What its runs are judged by."""
+        return find_kind(self.point.options.get("kind", "images")).measure
+
+    @property
+    def outcomes(self) -> dict[int, float]:
+        """What each seed came to, in the measure of the runs."""
+        return {seed: float(result[self.measure.name]) for seed, result in self.results.items()}
 
     @property
     def mean(self) -> float | None:
-        """Of the accuracies."""
-        return fmean(self.accuracies.values()) if self.results else None
+        """Of the outcomes."""
+        return fmean(self.outcomes.values()) if self.results else None
 
     @property
     def std(self) -> float | None:
-        """Of the accuracies, that of a sample."""
-        return stdev(self.accuracies.values()) if len(self.results) > 1 else None
+        """Of the outcomes, that of a sample."""
+        return stdev(self.outcomes.values()) if len(self.results) > 1 else None
 
     def seconds(self, name: str) -> tuple[float, float | None] | None:
         """Seconds with their standard deviation, as a mean over the seeds; ``None`` where none were measured.
@@ -90,7 +93,7 @@ class Cell:
         """The point with the best mean among those with the most seeds; ``None`` without a complete run."""
         most = max(len(each.results) for each in self.tried)
         found = [(each.mean, each) for each in self.tried if each.mean is not None and len(each.results) == most]
-        return max(found, key=lambda pair: pair[0])[1] if found else None
+        return max(found, key=lambda pair: pair[1].measure.sign(pair[0]))[1] if found else None
 
     @property
     def is_complete(self) -> bool:
@@ -98,9 +101,9 @@ class Cell:
         return all(len(each.results) == self.num_seeds for each in self.tried)
 
     @property
-    def accuracies(self) -> dict[int, float]:
+    def outcomes(self) -> dict[int, float]:
         """Those of the best point."""
-        return self.best.accuracies if self.best is not None else {}
+        return self.best.outcomes if self.best is not None else {}
 
     @property
     def panel(self) -> str:
@@ -129,6 +132,11 @@ class Findings:
     damaged: tuple[str, ...] = ()
 
     @property
+    def measure(self) -> Measure:
+        """What its runs are judged by."""
+        return self.cells[0].tried[0].measure if self.cells else ACCURACY
+
+    @property
     def num_runs(self) -> tuple[int, int]:
         """How many runs are complete, and how many there are to be."""
         tried = [each for cell in self.cells for each in cell.tried]
@@ -137,11 +145,12 @@ class Findings:
     @property
     def subtitle(self) -> str:
         """Preset and data in a line, for every table and figure."""
+        if not self.cells:
+            return f"preset {self.preset.name}: nothing is trained"
         recipes = [each.point.recipe(self.seeds[0]) for cell in self.cells for each in cell.tried]
-        data = "; ".join(dict.fromkeys(map(data_text, recipes)))
-        widths = ", ".join(dict.fromkeys(f"{recipe.width:g}" for recipe in recipes))
-        epochs = ", ".join(dict.fromkeys(_epochs_text(recipe) for recipe in recipes))
-        told = f"preset {self.preset.name}: {data}; width {widths}; {epochs}; seeds {', '.join(map(str, self.seeds))}"
+        data = "; ".join(dict.fromkeys(recipe.data_text for recipe in recipes))
+        sizes = "; ".join(map(_listed, zip(*(recipe.size_text.split("; ") for recipe in recipes), strict=True)))
+        told = f"preset {self.preset.name}: {data}; {sizes}; seeds {', '.join(map(str, self.seeds))}"
         done, total = self.num_runs
         return told if done == total else f"{told}; {done} of {total} runs complete"
 
@@ -153,23 +162,15 @@ class Findings:
     def against(self, cell: Cell) -> Paired | None:
         """The paired test of a cell against its reference; ``None`` without one or without common seeds."""
         other = self.compared_with(cell)
-        return None if other is None else paired(cell.accuracies, other.accuracies)
+        return None if other is None else paired(cell.outcomes, other.outcomes)
 
 
-def data_text(recipe: Recipe) -> str:
-    """The data of a recipe with the number of images."""
-    if recipe.dataset not in NUM_IMAGES:
-        limited = f", at most {recipe.limit:,} images" if recipe.limit else ""
-        return f"{shown(Path(recipe.dataset).name)}{limited}"
-    train, test = NUM_IMAGES[recipe.dataset]
-    train, test = min(train, recipe.limit or train), min(test, recipe.test_limit or recipe.limit or test)
-    return f"{pretty(recipe.dataset)}, {train:,} + {test:,} images"
-
-
-def _epochs_text(recipe: Recipe) -> str:
-    if recipe.num_epochs < recipe.epochs:
-        return f"{recipe.num_epochs} of {recipe.epochs} epochs"
-    return f"{recipe.epochs} epochs"
+def _listed(texts: Iterable[str]) -> str:
+    """Each once; a first word that all have is said once."""
+    first, *others = dict.fromkeys(texts)
+    word = first.split(" ")[0] + " "
+    same = all(each.startswith(word) for each in others)
+    return ", ".join([first, *(each.removeprefix(word) if same else each for each in others)])
 
 
 def find_cells(points: Sequence[Point], seeds: Sequence[int], folder: Path) -> tuple[Cell, ...]:
@@ -178,7 +179,7 @@ def find_cells(points: Sequence[Point], seeds: Sequence[int], folder: Path) -> t
     for point in points:
         jobs = {seed: Job(recipe := point.recipe(seed), folder / recipe.id) for seed in seeds}
         runs = {seed: job.run for seed, job in jobs.items() if not job.damage}
-        results = {seed: result for seed, run in runs.items() if (result := finished(run)) is not None}
+        results = {seed: result for seed in runs if (result := jobs[seed].result) is not None}
         tried = Tried(point, {seed: runs[seed] for seed in results}, results)
         cells.setdefault(repr(sorted(point.cell.items())), []).append(tried)
     return tuple(Cell(each[0].point.cell, tuple(each), len(seeds)) for each in cells.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Optional, get_type_hints
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -84,7 +84,7 @@ def with_recipe_options(
 
 def _parameter(name: str, default: str | None) -> inspect.Parameter:
     panel, text = _TEXTS[name]
-    hint: Any = Optional[get_type_hints(Recipe)[name]]  # noqa: UP045
+    hint: Any = Optional[Recipe.hints()[name]]  # noqa: UP045
     (value,) = [field.default for field in fields(Recipe) if field.name == name]
     if default is None and value is not None and not isinstance(value, bool):
         default = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

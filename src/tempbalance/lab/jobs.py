@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import finished
-from tempbalance.runlog import RunFolder, RunFolderError, is_locked
+from tempbalance.lab.task import Task
+from tempbalance.runlog import Line, RunFolder, RunFolderError, is_locked
 
 CLAIM, FAILURE = "claim.lock", "failure.txt"
 State = Literal["done", "running", "failed", "left"]
@@ -20,7 +20,7 @@ State = Literal["done", "running", "failed", "left"]
 class Job:
     """A recipe and the folder in which it is trained."""
 
-    recipe: Recipe
+    recipe: Task
     folder: Path
 
     @property
@@ -29,9 +29,14 @@ class Job:
         return RunFolder(self.folder)
 
     @property
+    def result(self) -> Line | None:
+        """How the run ended; ``None`` while it is not complete."""
+        return finished(self.run, self.recipe)
+
+    @property
     def is_done(self) -> bool:
         """Whether the run is complete."""
-        return finished(self.run) is not None
+        return self.result is not None
 
     @property
     def damage(self) -> str:
@@ -39,8 +44,7 @@ class Job:
         if self.folder.exists() and not self.folder.is_dir():
             return f"{self.folder} must be a folder"
         try:
-            finished(self.run)
-            _ = self.run.recipe, self.run.metrics
+            _ = self.result, self.run.recipe, self.run.metrics
         except (RunFolderError, OSError) as err:
             return str(err)
         return ""

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 import tempbalance
 from tempbalance.lab.augment import batch_bounds, batches, normalize
 from tempbalance.lab.data import ImageData
+from tempbalance.lab.errors import TrainingError
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.networks import build_network
 from tempbalance.lab.optimizers import build_optimizer, build_schedule
@@ -24,10 +25,6 @@ from tempbalance.regularize import SpectralNormRegularizer
 from tempbalance.runlog import Line
 
 Batch = tuple[Tensor, Tensor, int]
-
-
-class TrainingError(Exception):
-    """A run that cannot go on, and why."""
 
 
 class RecipeModule(LightningModule):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -26,8 +26,11 @@ ASSIGNMENTS = ("linear", "sqrt", "log2", "step")
 
 CHOICES = {"model": MODELS, "tail": TAILS, "score": SCORES, "assignment": ASSIGNMENTS}
 
-_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+Rule = tuple[str, Callable[[Any], bool]]  # in words, and whether a value keeps it
+
+RULES: dict[str, Rule] = {
     "dataset": ("a name or a path", bool),
+    "method": ("a known method", lambda value: bool(find_method(value))),  # which raises with the closest
     "width": ("> 0", lambda value: value > 0),
     "seed": ("at least 0 and below 2**64", lambda value: 0 <= value < 2**64),
     "lr": ("> 0", lambda value: value > 0),
@@ -50,12 +53,21 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 _KINDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false", tuple: "two numbers"}
 
 
-def check_options(options: Mapping[str, Any], hints: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+def check_options(
+    options: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    *,
+    rules: Mapping[str, Rule] = RULES,
+    choices: Mapping[str, Sequence[str]] = CHOICES,
+    where: str = "",
+) -> dict[str, Any]:
     """Options with each value in its type, checked one by one.
 
     Args:
         options: Values by name. Whole numbers and numbers in text do where a number is asked for.
         hints: The type of each known option.
+        rules: What values must be beside that; those of images, unless told.
+        choices: The values of options that have only some; likewise.
         where: Goes before a message: what the options are from.
 
     Raises:
@@ -66,7 +78,7 @@ def check_options(options: Mapping[str, Any], hints: Mapping[str, Any], *, where
         if name not in hints:
             raise ValueError(where + unknown("option", str(name), hints))
         try:
-            checked[name] = _check(name, _convert(name, value, hints[name]))
+            checked[name] = _check(name, _convert(name, value, hints[name]), rules, choices)
         except ValueError as err:
             raise ValueError(f"{where}{err}") from err
     return checked
@@ -95,17 +107,15 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     raise ValueError(f"{name} must be {_KINDS[kind]}, got {value!r}")
 
 
-def _check(name: str, value: Any) -> Any:
+def _check(name: str, value: Any, rules: Mapping[str, Rule], choices: Mapping[str, Sequence[str]]) -> Any:
     """A value of the right type, if it is in the range of its option; datasets in one way of writing.
 
     Raises:
         ValueError: If it is not.
     """
-    if name == "method":
-        find_method(value)
-    if name in CHOICES and value not in CHOICES[name]:
-        raise ValueError(unknown(name, value, CHOICES[name]))
-    rule, holds = _RULES.get(name, ("", lambda _: True))
+    if name in choices and value not in choices[name]:
+        raise ValueError(unknown(name, value, choices[name]))
+    rule, holds = rules.get(name, ("", lambda _: True))
     if value is not None and not holds(value):
         raise ValueError(f"{name} must be {rule}, got {value!r}")
     return str(Path(value)) if name == "dataset" and value not in DATASETS else value

@@ -9,13 +9,12 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from tempbalance.lab.findings import data_text
 from tempbalance.lab.jobs import Job
+from tempbalance.lab.kinds import make_task
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.names import pretty
 from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.present import settings_text
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.study import Study
 from tempbalance.runlog import RunFolder, RunFolderError
 
@@ -80,7 +79,7 @@ def known_jobs(folder: Path) -> list[Job]:
     for path in sorted(folder.glob("*/recipe.json")):
         try:
             content = RunFolder(path.parent).recipe or {}
-            job = Job(Recipe.from_dict(content.get("recipe") or {"": ""}), path.parent)
+            job = Job(make_task(content.get("recipe") or {"": ""}), path.parent)
         except (RunFolderError, ValueError, TypeError, AttributeError):  # of another kind or version
             continue
         if not job.damage:
@@ -99,7 +98,7 @@ def plan_table(study: Study, preset: Preset, points: Sequence[Point], folder: Pa
         jobs = study.jobs(preset, [point], folder)
         recipe = jobs[0].recipe
         done = sum(job.state == "done" for job in jobs)
-        names = (data_text(recipe), pretty(recipe.model), pretty(recipe.method), settings_text(point))
+        names = (recipe.data_text, pretty(point.cell["model"]), pretty(point.cell["method"]), settings_text(point))
         table.add_row(*map(Text, names), str(len(jobs)), str(done))
     return table
 
@@ -111,6 +110,6 @@ def totals_text(jobs: Sequence[Job]) -> str:
         >>> totals_text([])
         '0 runs'
     """
-    counts = Counter(pretty(job.recipe.method) for job in jobs)
+    counts = Counter(pretty(vars(job.recipe)["method"]) for job in jobs)
     told = ", ".join(f"{number} {name}" for name, number in counts.items())
     return f"{len(jobs)} run{'s' * (len(jobs) != 1)}" + (f": {told}" if told else "")

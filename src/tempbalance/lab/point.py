@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tempbalance.lab.kinds import make_task
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.options import DATASETS
 from tempbalance.lab.paper.rows import PaperResult
-from tempbalance.lab.recipe import SEEDS, Recipe
+from tempbalance.lab.recipe import SEEDS
+from tempbalance.lab.task import Task
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Point:
     Attributes:
         cell: What it is one of, by name: dataset, model, method and what else the study varies. Points of the same cell
             are a grid, of which the best counts.
-        options: Of a recipe, all but the seed.
+        options: Of a recipe, all but the seed; ``kind`` where it is not of images.
         paper: What the paper reports for the cell.
         is_best: Whether the paper's number is of this point of the grid.
         stands_for: The paper's dataset that its own stands in for, if any.
@@ -67,9 +69,9 @@ class Point:
     is_best: bool = False
     stands_for: str | None = None
 
-    def recipe(self, seed: int) -> Recipe:
+    def recipe(self, seed: int) -> Task:
         """What is trained with a seed."""
-        return Recipe.from_dict({**self.options, "seed": seed})
+        return make_task({**self.options, "seed": seed})
 
 
 def find_preset(name: str, *, dataset: str | None = None) -> Preset:
@@ -90,5 +92,6 @@ def find_preset(name: str, *, dataset: str | None = None) -> Preset:
         raise ValueError(f"dataset must not be given with preset paper, which has the paper's own, got {dataset!r}")
     if not dataset.strip():
         raise ValueError(f"dataset must be a name or a path, got {dataset!r}")
-    known = dataset in DATASETS
+    path = Path(dataset)
+    known = dataset in DATASETS or not (path.suffix or len(path.parts) > 1 or path.exists())  # a bare word is a name
     return replace(PRESETS[name], dataset=dataset if known else str(Path(dataset).expanduser().resolve()))

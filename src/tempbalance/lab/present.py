@@ -30,22 +30,24 @@ def accuracy_table(findings: Findings, *, seconds: str | None = None) -> ResultT
     names = [name for name in findings.cells[0].labels if name not in NAMED]
     has_test = any(findings.compared_with(cell) for cell in findings.cells)
     against = f"against {reference_text(findings)}"
-    columns = ["data", "network", "method", *(name.replace("_", " ") for name in names), "accuracy, %", "seeds"]
+    measure = findings.measure
+    paper = measure.with_unit("paper")
+    columns = ["data", "network", "method", *(name.replace("_", " ") for name in names), measure.title, "seeds"]
     columns += [against, "p"] if has_test else []
-    columns += ["paper, %", "difference"]
+    columns += [paper, "difference"]
     columns += [_SECONDS[seconds], "paper, seconds"] if seconds else []
     columns += ["setting"]
     rows = []
     for cell in findings.cells:
         row: list[Entry] = [pretty(cell.labels[name]) for name in (*NAMED, *names)]
-        row += [_accuracy(cell), f"{len(cell.accuracies)} of {cell.num_seeds}"]
+        row += [_outcome(cell), f"{len(cell.outcomes)} of {cell.num_seeds}"]
         row += _tested(findings, cell) if has_test else []
         row += _beside_paper(cell)
         row += _timed(cell, seconds) if seconds else []
         rows.append([*row, _setting(cell)])
     caption = _caption(findings, has_test=has_test, seconds=seconds)
-    spread = ("accuracy, %", against, "paper, %", *_SECONDS.values(), "paper, seconds")
-    return ResultTable(caption, columns, rows, spread=spread, noted=("paper, %",))
+    spread = (measure.title, against, paper, *_SECONDS.values(), "paper, seconds")
+    return ResultTable(caption, columns, rows, spread=spread, noted=(paper,))
 
 
 def reference_text(findings: Findings) -> str:
@@ -58,7 +60,7 @@ def label_text(name: str, value: Any) -> str:
     return pretty(value) if name == "method" else f"{name.replace('_', ' ')} {pretty(value)}"
 
 
-def _accuracy(cell: Cell) -> Entry:
+def _outcome(cell: Cell) -> Entry:
     if cell.best is None or cell.best.mean is None:
         return None
     return Number(cell.best.mean, cell.best.std)
@@ -109,16 +111,20 @@ def _timed(cell: Cell, seconds: str) -> list[Entry]:
 
 
 def _caption(findings: Findings, *, has_test: bool, seconds: str | None) -> str:
-    told = ["Accuracy on the test set after the last epoch, mean ± standard deviation over the seeds."]
+    measure = findings.measure
+    better = "; lower is better" if measure.is_lower_better else ""
+    what = f"{measure.word[0].upper()}{measure.word[1:]}"
+    told = [f"{what} on the test set after the last epoch, mean ± standard deviation over the seeds{better}."]
     if has_test:
+        unit = f", in {measure.points}" if measure.points else ""
         told.append(
-            f"Against {reference_text(findings)}: mean of the differences seed by seed ± half its 95 % interval, in "
-            "points; p of the paired t-test."
+            f"Against {reference_text(findings)}: mean of the differences seed by seed ± half its 95 % interval{unit}; "
+            "p of the paired t-test."
         )
     if seconds:
         told.append("Seconds are as the runs had them, several at a time; the study overhead measures alone.")
     if not findings.preset.is_paper and any(cell.paper for cell in findings.cells):
-        told.append("The paper's numbers are of other data, at full width and 200 epochs: compare orders, not values.")
+        told.append("The paper's numbers are of other data, at its own size and duration: compare orders, not values.")
     return " ".join(told)
 
 
@@ -133,7 +139,7 @@ def verdicts(findings: Findings) -> list[str]:
         others = [label_text(name, value) for name, value in cell.labels.items() if name not in (*NAMED, *varied)]
         ours = ", ".join(label_text(name, cell.labels[name]) for name in varied)
         where = ", ".join([cell.panel, *others])
-        found = verdict_text(test.mean, test.interval, num_seeds=test.num_pairs)
+        found = verdict_text(test.mean, test.interval, num_seeds=test.num_pairs, points=findings.measure.points)
         other = findings.compared_with(cell)
         so_far = "" if cell.is_complete and (other is None or other.is_complete) else "so far, with runs missing, "
         told.append(f"{where}: {so_far}{ours} against {reference_text(findings)}: {found}")
@@ -172,7 +178,7 @@ def bars(findings: Findings, *names: str, title: str, seconds: str | None = None
         found,
         title=title,
         subtitle=findings.subtitle,
-        y_title="test accuracy, %",
+        y_title=f"test {findings.measure.title}",
         seconds_title=_SECONDS[seconds] if seconds else None,
     )
 
@@ -196,7 +202,12 @@ def lines(
         for cell in findings.cells
     ]
     return line_chart(
-        dots, title=title, subtitle=findings.subtitle, x_title=x_title, y_title="test accuracy, %", log_x=log_x
+        dots,
+        title=title,
+        subtitle=findings.subtitle,
+        x_title=x_title,
+        y_title=f"test {findings.measure.title}",
+        log_x=log_x,
     )
 
 

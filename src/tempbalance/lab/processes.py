@@ -7,16 +7,14 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from importlib.util import find_spec
 
 from rich.console import Console
 
 from tempbalance.lab.jobs import Executor, Job, Settings
 from tempbalance.lab.methods import unknown
-from tempbalance.lab.options import check_dataset
 from tempbalance.lab.pool import Pool
-from tempbalance.lab.resume import OtherRunError, check_run, finished, is_own_data
+from tempbalance.lab.resume import OtherRunError, check_run, finished
 from tempbalance.lab.sweep import sweep
 from tempbalance.lab.view import SweepView
 from tempbalance.runlog import RunFolderError
@@ -62,10 +60,19 @@ def check_all(jobs: Sequence[Job], *, precision: str) -> None:
         RunFolderError: If a file of a run is damaged.
     """
     check_settings("auto", precision)
-    for dataset in dict.fromkeys(job.recipe.dataset for job in jobs):
-        check_dataset(dataset)
+    check_data(jobs)
     for job in jobs:
         _check(job, precision)
+
+
+def check_data(jobs: Sequence[Job]) -> None:
+    """Refuse data that are not there, before anything is started.
+
+    Raises:
+        ValueError: It says what is missing.
+    """
+    for job in {(job.recipe.kind, job.recipe.data_text): job for job in jobs}.values():
+        job.recipe.check_data()
 
 
 def unfit(jobs: Sequence[Job], *, precision: str) -> dict[Job, str]:
@@ -82,17 +89,8 @@ def unfit(jobs: Sequence[Job], *, precision: str) -> dict[Job, str]:
 
 
 def _check(job: Job, precision: str) -> None:
-    recipe = job.recipe
-    digest = _digest(recipe.dataset, recipe.limit, recipe.test_limit) if is_own_data(recipe) else None
-    check_run(job.run, recipe, precision=precision, digest=digest)
-    finished(job.run)
-
-
-@lru_cache(maxsize=4)
-def _digest(dataset: str, limit: int | None, test_limit: int | None) -> str:
-    from tempbalance.lab.data import load_data
-
-    return load_data(dataset, limit=limit, test_limit=test_limit).digest()
+    check_run(job.run, job.recipe, precision=precision, digest=job.recipe.own_digest())
+    finished(job.run, job.recipe)
 
 
 def local_pool(settings: Settings, *, num_workers: int | None) -> Pool:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 import math
-import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from tempbalance.lab.measure import ACCURACY
 from tempbalance.lab.methods import find_method
-from tempbalance.lab.options import check_options, read_options
+from tempbalance.lab.names import pretty
+from tempbalance.lab.options import CHOICES, DATASETS, NUM_IMAGES, RULES, check_dataset
+from tempbalance.lab.task import Task
+from tempbalance.report.text import shown
 
 SEEDS = (43, 37, 13, 51, 71)  # the paper's
 
@@ -32,7 +31,7 @@ _RATES = {
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Task):
     """What to train on what, how, and from which seed. Defaults are the paper's (appendix "Hyperparameter settings").
 
     Attributes:
@@ -61,6 +60,12 @@ class Recipe:
         log_steps: Note each layer's gradient norm every so many steps too, and its spectrum with ``log_eigenvalues``;
             ``None`` for not.
     """
+
+    kind = "images"
+    measure = ACCURACY
+    rules = RULES
+    choices = CHOICES
+    result_names = ("test_accuracy", "best_accuracy", "best_epoch", "seconds")
 
     dataset: str = "digits"
     model: str = "resnet18"
@@ -96,8 +101,7 @@ class Recipe:
     log_steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in check_options(vars(self), get_type_hints(Recipe)).items():
-            object.__setattr__(self, name, value)
+        super().__post_init__()
         if self.stop_after is not None and self.stop_after >= self.epochs:
             object.__setattr__(self, "stop_after", None)  # which trains the same
         method = find_method(self.method)
@@ -120,71 +124,63 @@ class Recipe:
         return self.epochs if self.stop_after is None else self.stop_after
 
     @property
-    def key(self) -> dict[str, Any]:
-        """What tells a run from others: the options that its method uses and that are not at their defaults."""
+    def unused(self) -> set[str]:
+        """Options of other methods."""
         method = find_method(self.method)
-        unused = {
-            "snr": not method.regularized,
-            **dict.fromkeys(("restart_epochs", "restart_factor"), not method.restarts),
-            **dict.fromkeys(("lookahead_steps", "lookahead_alpha"), method.optimizer != "lookahead"),
-            **dict.fromkeys(("scale_range", "assignment"), not method.balanced),
+        used = {
+            ("snr",): method.regularized,
+            ("restart_epochs", "restart_factor"): method.restarts,
+            ("lookahead_steps", "lookahead_alpha"): method.optimizer == "lookahead",
+            ("scale_range", "assignment"): method.balanced,
         }
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {
-            name: value
-            for name, value in dataclasses.asdict(self).items()
-            if value != defaults[name] and not unused.get(name, False)
-        }
+        return {name for names, is_used in used.items() if not is_used for name in names}
 
     @property
-    def id(self) -> str:
-        """The name with a checksum of the key: the same for recipes that train the same."""
-        return f"{self.name}-{hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:8]}"
+    def pace(self) -> tuple[Any, ...]:
+        """What an epoch's time depends on."""
+        return self.dataset, self.limit, self.model, self.width, self.batch_size, self.tail
+
+    @property
+    def data_text(self) -> str:
+        """The data with the number of images."""
+        if self.dataset not in NUM_IMAGES:
+            limited = f", at most {self.limit:,} images" if self.limit else ""
+            return f"{shown(Path(self.dataset).name)}{limited}"
+        train, test = NUM_IMAGES[self.dataset]
+        train, test = min(train, self.limit or train), min(test, self.test_limit or self.limit or test)
+        return f"{pretty(self.dataset)}, {train:,} + {test:,} images"
+
+    @property
+    def size_text(self) -> str:
+        """Width and epochs."""
+        part = f"{self.num_epochs} of " if self.num_epochs < self.epochs else ""
+        return f"width {self.width:g}; {part}{self.epochs} epochs"
+
+    def check_data(self) -> None:
+        """Refuse a dataset that is neither known nor the path of anything.
+
+        Raises:
+            ValueError: It names the closest known ones.
+        """
+        check_dataset(self.dataset)
+
+    def own_digest(self) -> str | None:
+        """The checksum of somebody's own images that are there."""
+        return _digest(self.dataset, self.limit, self.test_limit) if self.is_own_data else None
+
+    @property
+    def is_own_data(self) -> bool:
+        """Whether the data is somebody's own, which can change, and is there."""
+        return self.dataset not in DATASETS and Path(self.dataset).expanduser().exists()
 
     def scores_after(self, epoch: int) -> bool:
         """Whether layers are scored at the end of an epoch; epoch 0 is before training."""
         late = epoch - self.start
         return late >= 0 and (self.interval_steps is not None or late % self.interval == 0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """All options as plain values."""
-        return {**dataclasses.asdict(self), "scale_range": list(self.scale_range)}
 
-    @classmethod
-    def from_dict(cls, options: Mapping[str, Any]) -> Recipe:
-        """A recipe from options by name.
+@lru_cache(maxsize=4)
+def _digest(dataset: str, limit: int | None, test_limit: int | None) -> str:
+    from tempbalance.lab.data import load_data
 
-        Raises:
-            ValueError: If an option is not known or its value not allowed; it names the option, the rule and the value.
-        """
-        return cls(**check_options(options, get_type_hints(cls)))
-
-
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The options in a YAML or JSON file, checked; a run's ``recipe.json`` is one.
-
-    Raises:
-        ValueError: If the file does not hold options by name, or one of them is not as it should be; it names the file.
-    """
-    return check_options(read_options(path), get_type_hints(Recipe), where=f"{path}: ")
-
-
-def versions() -> dict[str, str]:
-    """What a run was made with."""
-    found = {"python": platform.python_version()}
-    for package in ("tempbalance", "torch", "numpy", "lightning", "pytorch_optimizer"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-def differences(saved: Recipe, wanted: Recipe) -> list[str]:
-    """The options in which two recipes differ, in words; those that neither's method uses are left out."""
-    ours, theirs, names = wanted.to_dict(), saved.to_dict(), {*saved.key, *wanted.key}
-    return [
-        f"{name}: {theirs[name]!r} in the folder, {value!r} asked for"
-        for name, value in ours.items()
-        if name in names and theirs[name] != value
-    ]
+    return load_data(dataset, limit=limit, test_limit=test_limit).digest()

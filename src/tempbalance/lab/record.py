@@ -16,8 +16,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 import tempbalance
-from tempbalance.lab.module import RecipeModule, TrainingError, eigenvalues
-from tempbalance.lab.recipe import versions
+from tempbalance.lab.errors import TrainingError
+from tempbalance.lab.module import RecipeModule, eigenvalues
+from tempbalance.lab.versions import versions
 from tempbalance.runlog import Line, RunFolder, RunFolderError, write_whole
 
 

@@ -59,6 +59,11 @@ def start(
     return result if is_first else None
 
 
+def run(recipe: Recipe, folder: Path, *, device: str, **options: Any) -> Line | None:
+    """Train a recipe for a sweep; ``options`` as for `start`."""
+    return start(recipe, folder, accelerator=device, **options)
+
+
 def say(console: Console, text: str) -> None:
     """A sentence in a line of its own, as it is."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -53,14 +53,14 @@ def _p_value(differences: Sequence[float]) -> float | None:
     return 2 * float(t.sf(abs(statistic), len(differences) - 1))
 
 
-def verdict_text(difference: float, interval: float | None, *, num_seeds: int) -> str:
+def verdict_text(difference: float, interval: float | None, *, num_seeds: int, points: str = "points") -> str:
     """A mean of paired differences in words, also where it tells nothing.
 
     Example:
         >>> verdict_text(1.0, 0.5, num_seeds=3)
         '+1.00 points, 95 % interval +0.50 to +1.50: a difference.'
     """
-    told = f"{difference:+.2f} points"
+    told = f"{difference:+.2f} {points}".rstrip()
     if interval is None:
         return f"{told} with one seed, which tells nothing about the spread."
     if interval == 0:

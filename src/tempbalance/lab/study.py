@@ -19,6 +19,7 @@ from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.point import Point, Preset
+from tempbalance.lab.recipe import SEEDS
 from tempbalance.lab.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Study:
         varies: What is varied, in a few words.
         points: What is trained in a preset.
         present: What is made of it.
-        num_seeds: How many seeds at most, where fewer than the preset's are enough.
+        num_seeds: How many seeds, where not as many as the preset's: in all presets, or in some by name.
         reference: The labels of what others are tested against, seed by seed.
         is_timed: Whether it measures times, so that its runs are trained one at a time.
     """
@@ -68,13 +69,14 @@ class Study:
     varies: str
     points: Callable[[Preset], list[Point]]
     present: Callable[[Findings], Presentation]
-    num_seeds: int | None = None
+    num_seeds: int | Mapping[str, int] | None = None
     reference: Mapping[str, Any] = field(default_factory=lambda: {"method": "cal"})
     is_timed: bool = False
 
     def seeds(self, preset: Preset) -> tuple[int, ...]:
         """What each point is trained with."""
-        return preset.seeds[: self.num_seeds]
+        given = self.num_seeds.get(preset.name) if isinstance(self.num_seeds, Mapping) else self.num_seeds
+        return preset.seeds if given is None else SEEDS[:given]
 
     def jobs(self, preset: Preset, points: Sequence[Point], folder: Path) -> list[Job]:
         """The runs that points need, each once, all seeds of a point together; a folder's name is the recipe's id."""

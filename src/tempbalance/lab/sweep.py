@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from tempbalance.lab.jobs import CLAIM, FAILURE, Ended, Executor, Job
+from tempbalance.lab.kinds import ask
 from tempbalance.runlog import take_lock, write_whole
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class _Sweep:
             self._finish(job, job.failure if failed_elsewhere else None)
             return
         (job.folder / FAILURE).unlink(missing_ok=True)  # so that one that others find is of this try
-        write_whole(job.folder / "asked.json", json.dumps(job.recipe.to_dict(), indent=2).encode())
+        ask(job.folder, job.recipe)
         self.waiting.remove(job)
         self.claims[job] = lock
         self.executor.start(job)

@@ -60,7 +60,7 @@ def print_findings(findings: Findings, shown: Presentation, form: str, console: 
 def notes(findings: Findings) -> list[str]:
     """What is to be known of the runs: that there are none yet, or that some are damaged and left out."""
     told = [f"left out: {damage}" for damage in findings.damaged]
-    if findings.num_runs[0] == 0:
+    if findings.cells and findings.num_runs[0] == 0:
         told.append(f"no run is complete yet: tempbalance study run {findings.name} --preset {findings.preset.name}")
     return told
 

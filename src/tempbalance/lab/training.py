@@ -13,15 +13,12 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tempbalance.lab.data import load_data
+from tempbalance.lab.errors import InterruptedRunError
 from tempbalance.lab.module import RecipeModule, check_batches
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.record import Recorder, StraightIO
-from tempbalance.lab.resume import check_run, finished, is_own_data
+from tempbalance.lab.resume import check_run, finished
 from tempbalance.runlog import Line, RunFolder
-
-
-class InterruptedRunError(Exception):
-    """A run that was asked to stop; what it has finished is kept."""
 
 
 def train(
@@ -57,8 +54,8 @@ def train(
     """
     run = RunFolder(folder)
     check_run(run, recipe, precision=precision)
-    result = finished(run)
-    if result is None or is_own_data(recipe):
+    result = finished(run, recipe)
+    if result is None or recipe.is_own_data:
         data = load_data(recipe.dataset, cache=cache, limit=recipe.limit, test_limit=recipe.test_limit)
         digest = data.digest()
         check_run(run, recipe, precision=precision, digest=digest)
@@ -90,7 +87,7 @@ def _fit(trainer: Trainer, module: RecipeModule, run: RunFolder, tell: Callable[
     Raises:
         InterruptedRunError: On Ctrl-C or SIGTERM.
     """
-    if (done := finished(run)) is not None:  # by the process that had the lock
+    if (done := finished(run, module.recipe)) is not None:  # by the process that had the lock
         return done
     epochs, checkpoint = module.recipe.num_epochs, run.checkpoint()
     if checkpoint is None and run.damaged:

@@ -16,10 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.resume import finished
 
-Kind = tuple[Any, ...]
 _WRITTEN = ("last.ckpt", "previous.ckpt", "recipe.json")  # after the last epoch, the one before, before the first
 
 
@@ -38,38 +35,33 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 86400:.0f} days"
 
 
-def kind(recipe: Recipe) -> Kind:
-    """What an epoch's time depends on."""
-    return recipe.dataset, recipe.limit, recipe.model, recipe.width, recipe.batch_size, recipe.tail
-
-
 class Times:
     """Seconds an epoch takes, from the runs that exist."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
-        self._found: dict[Kind, list[float]] = {}
-        self._guessed: dict[Kind, float] = {}
+        self._found: dict[tuple[Any, ...], list[float]] = {}
+        self._guessed: dict[tuple[Any, ...], float] = {}
         for job in jobs:
             self.learn(job)
 
     def learn(self, job: Job) -> None:
         """Take a run's time into account: the one it says if it is complete, otherwise that between its files."""
-        result = finished(job.run)
+        result = job.result
         if result is not None:
-            self._found.setdefault(kind(job.recipe), []).append(result["seconds"] / job.recipe.num_epochs)
+            self._found.setdefault(job.recipe.pace, []).append(result["seconds"] / job.recipe.num_epochs)
             return
         times = [path.stat().st_mtime if (path := job.folder / name).exists() else None for name in _WRITTEN]
         if times[0] is None or (before := times[1] or times[2]) is None:
             return
         num_epochs = 1 if times[1] is not None else job.num_finished
-        self._guessed[kind(job.recipe)] = max(times[0] - before, 0) / max(1, num_epochs)
+        self._guessed[job.recipe.pace] = max(times[0] - before, 0) / max(1, num_epochs)
 
     def left(self, jobs: Iterable[Job]) -> tuple[float, int]:
         """Seconds that unfinished jobs take one after the other, and how many of them are unlike any known."""
         seconds, num_unknown = 0.0, 0
         for job in jobs:
-            known = self._found.get(kind(job.recipe))
-            each = median(known) if known else self._guessed.get(kind(job.recipe))
+            known = self._found.get(job.recipe.pace)
+            each = median(known) if known else self._guessed.get(job.recipe.pace)
             if each is None:
                 num_unknown += 1
             else:
@@ -113,9 +105,10 @@ def running_table(running: Iterable[Job], jobs: Sequence[Job]) -> Table:
     table = Table.grid(padding=(0, 2))
     for job in running:
         metrics = job.run.metrics
-        accuracy = f"test {metrics[-1]['test_accuracy']:.2f} %" if metrics else ""
+        value = metrics[-1].get(job.recipe.measure.name) if metrics else None
+        outcome = "" if value is None else job.recipe.measure.text(value)
         epoch = f"epoch {min(len(metrics) + 1, job.recipe.num_epochs)} of {job.recipe.num_epochs}"
-        table.add_row(Text(labels[job]), epoch, accuracy)
+        table.add_row(Text(labels[job]), epoch, outcome)
     return table
 
 
@@ -171,11 +164,10 @@ class SweepView:
         if failure is None:
             self._done.add(job)
             self._times.learn(job)
-            result = finished(job.run)
+            result = job.result
             assert result is not None
-            text = (
-                f"{job.folder.name}: test accuracy {result['test_accuracy']:.2f} %, {seconds_text(result['seconds'])}"
-            )
+            measure = job.recipe.measure
+            text = f"{job.folder.name}: {measure.text(result[measure.name])}, {seconds_text(result['seconds'])}"
         else:
             text = f"{job.folder.name} failed: {failure}"
         if self._live is None or failure is not None:

@@ -19,8 +19,9 @@ from typing import Any
 
 from rich.console import Console
 
+from tempbalance.lab.errors import InterruptedRunError
 from tempbalance.lab.jobs import FAILURE, Settings
-from tempbalance.lab.recipe import Recipe, read_recipe
+from tempbalance.lab.kinds import run_asked
 from tempbalance.runlog import BusyRunError, write_whole
 
 
@@ -53,22 +54,10 @@ def work(folder: Path, settings: Settings) -> tuple[str, str]:
     Returns:
         A state of `tempbalance.lab.jobs.Ended` and a message.
     """
-    from tempbalance.lab.start import start
-    from tempbalance.lab.training import InterruptedRunError
-
-    options = {**settings}
-    accelerator, cache = options.pop("device"), options.pop("cache")
     (folder / FAILURE).unlink(missing_ok=True)
     with (folder / "output.txt").open("a", encoding="utf-8") as output, warnings.catch_warnings():
         try:
-            start(
-                Recipe.from_dict(read_recipe(folder / "asked.json")),
-                folder,
-                console=Console(file=output, width=200),
-                cache=Path(cache) if cache else None,
-                accelerator=accelerator,
-                **options,
-            )
+            run_asked(folder, Console(file=output, width=200), settings)
         except BusyRunError as err:
             return "busy", str(err)
         except InterruptedRunError as err:  # a SIGTERM: the run is to go on somewhere

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from tempbalance.lab.methods import find_method, unknown
 from tempbalance.lab.options import DATASETS, MODELS, check_options, read_options
@@ -24,7 +24,7 @@ TABLES = ("main", "optimizers", "learning_rate", "width", "score", "tail", "dete
 _DATASETS = (*DATASETS, "voc2007", "penn_treebank")
 _MODELS = (*MODELS, "yolov8n", "tensorized_transformer")
 _OPTIONS = {
-    **get_type_hints(Recipe),
+    **Recipe.hints(),
     "restarts": tuple[float, float],  # restart_epochs and restart_factor, tried in pairs
     "betas": tuple[float, float],
     "eps": float,

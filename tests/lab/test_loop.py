@@ -1,0 +1,198 @@
+"""The plain loop: a run that is stopped anywhere goes on to the bit, and its folder is never half written."""
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tempbalance.lab import kinds
+from tempbalance.lab.errors import InterruptedRunError, TrainingError
+from tempbalance.lab.kinds import find_kind, make_task, task_options
+from tempbalance.lab.loop import train_in
+from tempbalance.lab.measure import Measure
+from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.resume import OtherRunError
+from tempbalance.lab.task import Task
+from tempbalance.runlog import BusyRunError, RunFolder
+
+
+@dataclass(frozen=True)
+class Walk(Task):
+    """A random walk of so many epochs."""
+
+    kind = "walk"
+    measure = Measure("test_distance", "distance", "m", is_lower_better=True)
+    rules = {"length": ("at least 1", lambda value: value >= 1)}
+    choices = {"model": ("feet", "wheels")}
+    result_names = ("test_distance", "seconds")
+
+    dataset: str = "street"
+    model: str = "feet"
+    method: str = "straight"
+    seed: int = 0
+    length: int = 4
+
+    @property
+    def num_epochs(self) -> int:
+        return self.length
+
+
+class Walking:
+    """Adds a random number an epoch."""
+
+    def __init__(self, task: Walk, stop_at: int | None = None, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.task, self.stop_at, self.error = task, stop_at, error
+        self.place = torch.zeros(2, dtype=torch.float64)
+
+    def first_lines(self):
+        return [{"epoch": 0, "layer": "foot", "alpha": 2.0}]
+
+    def epoch(self, number):
+        if number == self.stop_at:
+            raise self.error("stop")
+        generator = torch.Generator().manual_seed(self.task.seed * 1000 + number)
+        self.place += torch.randn(2, dtype=torch.float64, generator=generator)
+        value = float(self.place.norm())
+        return {"epoch": number, "test_distance": value}, [{"epoch": number, "layer": "foot", "alpha": value}]
+
+    def result(self):
+        return {"test_distance": float(self.place.norm())}
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+@pytest.fixture(autouse=True)
+def walks(monkeypatch):
+    monkeypatch.setitem(kinds._KINDS, "walk", ("walk.Walk", "walk"))
+    monkeypatch.setattr(kinds, "find_kind", lambda name: Walk if name == "walk" else find_kind(name))
+
+
+def walk(folder: Path, said: list[str] | None = None, task: Walk = Walk(), digest: str = "d", **stop):
+    return train_in(folder, Walking(task, **stop), digest=digest, say=(said if said is not None else []).append)
+
+
+def content(folder: Path) -> tuple:
+    run = RunFolder(folder)
+    return run.metrics, run.layers, {name: value for name, value in (run.result or {}).items() if name != "seconds"}
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 4])
+def test_a_run_that_is_stopped_goes_on_to_the_bit(tmp_path, stop_at):
+    result = walk(tmp_path / "whole")
+    with pytest.raises(InterruptedRunError, match=f"stopped with {stop_at - 1} of 4 epochs finished"):
+        walk(tmp_path / "stopped", stop_at=stop_at)
+    said: list[str] = []
+    again = walk(tmp_path / "stopped", said)
+    assert again["test_distance"] == result["test_distance"]
+    assert content(tmp_path / "whole") == content(tmp_path / "stopped")
+    assert [line["epoch"] for line in RunFolder(tmp_path / "stopped").layers] == [0, 1, 2, 3, 4]
+    assert said[0].startswith(f"going on after epoch {stop_at - 1}" if stop_at > 1 else "epoch 1 of 4: test distance")
+
+
+def test_lines_of_an_epoch_whose_checkpoint_was_not_written_are_forgotten(tmp_path):
+    walk(tmp_path / "whole")
+    with pytest.raises(InterruptedRunError):
+        walk(tmp_path / "cut", stop_at=3)
+    RunFolder(tmp_path / "cut").append([{"epoch": 3, "test_distance": -1.0}], [{"epoch": 3, "layer": "foot"}])
+    walk(tmp_path / "cut")
+    assert content(tmp_path / "whole") == content(tmp_path / "cut")
+
+
+def test_a_complete_run_is_not_trained_again(tmp_path):
+    first = walk(tmp_path)
+    said: list[str] = []
+    assert walk(tmp_path, said, stop_at=1) == first
+    assert said == [f"{tmp_path} is complete already"]
+
+
+def test_a_folder_of_another_recipe_other_data_or_another_kind_is_refused(tmp_path):
+    walk(tmp_path / "walk")
+    with pytest.raises(OtherRunError, match="seed: 0 in the folder, 1 asked for"):
+        walk(tmp_path / "walk", task=Walk(seed=1))
+    with pytest.raises(OtherRunError, match="data: the content of street has changed"):
+        walk(tmp_path / "walk", digest="other")
+    run = RunFolder(tmp_path / "images")
+    run.write_recipe({"recipe": Recipe().to_dict()})
+    run.append([{"epoch": 1}])
+    with pytest.raises(OtherRunError, match="kind: 'images' in the folder, 'walk' asked for"):
+        walk(tmp_path / "images")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    walk(tmp_path / "whole")
+    with pytest.raises(InterruptedRunError):
+        walk(tmp_path / "hurt", stop_at=4)
+    (tmp_path / "hurt" / "last.ckpt").write_bytes(b"dust")
+    said: list[str] = []
+    walk(tmp_path / "hurt", said)
+    assert said[0].startswith("going on after epoch 2")
+    assert content(tmp_path / "whole") == content(tmp_path / "hurt")
+
+
+def test_an_error_of_the_training_is_its_own_and_nothing_is_lost(tmp_path):
+    with pytest.raises(TrainingError, match="stop"):
+        walk(tmp_path, stop_at=3, error=TrainingError)
+    assert [line["epoch"] for line in RunFolder(tmp_path).metrics] == [1, 2]
+    assert RunFolder(tmp_path).result is None
+
+
+def test_two_processes_never_train_in_one_folder(tmp_path):
+    with RunFolder(tmp_path).locked(), pytest.raises(BusyRunError, match="another process trains"):
+        walk(tmp_path)
+
+
+def test_recipes_of_every_kind_come_back_from_their_options():
+    for kind in ("images", "language", "matrices", "detection"):
+        task = find_kind(kind)()
+        assert make_task(task_options(task)) == task
+        assert make_task({**task_options(task), "seed": 7}).id != task.id
+    with pytest.raises(ValueError, match="unknown kind 'langage': did you mean 'language'"):
+        make_task({"kind": "langage"})
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
+        Walk(length=0)
+    with pytest.raises(ValueError, match="unknown model 'wheel': did you mean 'wheels'"):
+        Walk(model="wheel")
+
+
+def test_a_measure_in_words():
+    distance = Walk.measure
+    assert (distance.title, distance.text(1.234), distance.sign(2.0)) == ("distance, m", "test distance 1.23 m", -2.0)
+
+
+_KILLED = """
+import sys, time
+from pathlib import Path
+from tests.lab import test_loop as t
+from tempbalance.lab import kinds
+kinds._KINDS["walk"] = ("walk.Walk", "walk")
+find = kinds.find_kind
+kinds.find_kind = lambda name: t.Walk if name == "walk" else find(name)
+class Slow(t.Walking):
+    def epoch(self, number):
+        time.sleep(0.1)
+        return super().epoch(number)
+t.train_in(Path(sys.argv[1]), Slow(t.Walk(length=30)), digest="d", say=print)
+"""
+
+
+def test_kills_at_any_instant_change_nothing(tmp_path):
+    walk(tmp_path / "whole", task=Walk(length=30))
+    command = [sys.executable, "-c", _KILLED, str(tmp_path / "killed")]
+    for num_epochs in (3, 11, 19):
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while len(RunFolder(tmp_path / "killed").metrics) < num_epochs and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, stdout=subprocess.DEVNULL, timeout=120)
+    assert content(tmp_path / "whole") == content(tmp_path / "killed")
