@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -27,8 +28,8 @@ class Walk(Task):
 
     kind = "walk"
     measure = Measure("test_distance", "distance", "m", is_lower_better=True)
-    rules = {"length": ("at least 1", lambda value: value >= 1)}
-    choices = {"model": ("feet", "wheels")}
+    rules: ClassVar = {"length": ("at least 1", lambda value: value >= 1)}
+    choices: ClassVar = {"model": ("feet", "wheels")}
     result_names = ("test_distance", "seconds")
 
     dataset: str = "street"
@@ -76,8 +77,10 @@ def walks(monkeypatch):
     monkeypatch.setattr(kinds, "find_kind", lambda name: Walk if name == "walk" else find_kind(name))
 
 
-def walk(folder: Path, said: list[str] | None = None, task: Walk = Walk(), digest: str = "d", **stop):
-    return train_in(folder, Walking(task, **stop), digest=digest, say=(said if said is not None else []).append)
+def walk(folder: Path, said: list[str] | None = None, task: Walk | None = None, digest: str = "d", **stop):
+    return train_in(
+        folder, Walking(task or Walk(), **stop), digest=digest, say=(said if said is not None else []).append
+    )
 
 
 def content(folder: Path) -> tuple:
