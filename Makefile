@@ -23,7 +23,7 @@ test: $(STAMP)
 
 $(VISION)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VISION)
-	$(VISION)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . pytest timm ultralytics
+	$(VISION)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]' pytest timm ultralytics
 	touch $@
 
 test-vision: $(VISION)/.installed

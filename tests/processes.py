@@ -184,6 +184,15 @@ def functions_that_fail():
     ]
 
 
+def stepped_by_one():
+    """The second process steps the schedule beside TempBalance."""
+    optimizer, scheduler = balanced(deep_mlp())
+    if rank() == 1:
+        optimizer.step()
+        scheduler.schedule.step()
+    scheduler.step()
+
+
 @case
 def processes_that_disagree():
     other = {"seed": rank()}
@@ -200,6 +209,7 @@ def processes_that_disagree():
         "weights": error(balanced, mlp(SIZES, **other)),
         "calls": error(scheduler.step if rank() == 0 else scheduler.rescore),
         "steps": error(ahead.rescore),
+        "one steps the schedule": error(stepped_by_one),
         "plan": error(balanced, model, fused={"9": 2 + 3 * rank()}),
         "frozen": error(balanced, freeze(deep_mlp(), rank() == 1)),
         "after all": train(DistributedDataParallel(deep_mlp()))[-1],
@@ -393,9 +403,9 @@ def in_the_background():
     _, sharded = balanced(fsdp2(deep_mlp()), **options)
     found = {"too early": error(sharded.state_dict), "too early to copy": error(copy.deepcopy, sharded._pending)}
     sharded.wait()
-    found["saved sharded"] = sharded.state_dict()["pending"]
+    found["saved sharded"] = json.loads(sharded.state_dict()["scored"])["pending"]
     _, replicated = balanced(DistributedDataParallel(deep_mlp()), **options)
-    found["saved by one"] = replicated.state_dict()["pending"] if rank() == 0 else None
+    found["saved by one"] = json.loads(replicated.state_dict()["scored"])["pending"] if rank() == 0 else None
     for scheduler in (sharded, replicated):
         scheduler.step()
         scheduler.step()

@@ -41,6 +41,7 @@ ARROWS = {
     "integrations.logs": {"groups", "scheduler", "table"},
     "integrations.accelerate": {"scheduler"},
     "integrations.lightning": {"groups", "integrations.logs", "integrations.options", "scheduler"},
+    "curvature": {"errors"},
     "integrations.transformers": {"groups", "integrations.logs", "integrations.options", "scheduler"},
     "integrations.timm": {"groups", "integrations.options", "integrations.scales", "scoring"},
     "integrations.ultralytics": {"groups", "integrations.options", "integrations.scales", "scheduler", "scoring"},
@@ -81,6 +82,8 @@ ARROWS = {
                             "report.study_look", "report.text"},
     "report.study_layers": {"report.look", "report.run_charts", "report.run_data", "report.study_data",
                             "report.study_look", "report.text"},
+    "report.study_matrices": {"report.look", "report.study_data", "report.study_look", "report.text"},
+    "report.study_exponent": {"report.look", "report.study_data", "report.study_look", "report.text"},
     "report.study_page": {"report.page", "report.text"},
     "report.figures": set(),
     "report.__init__": {"report.figures", "report.layer_charts", "report.layer_page", "report.run_charts",
@@ -124,6 +127,11 @@ ARROWS = {
     "lab.record": {"", "lab.errors", "lab.module", "lab.versions", "runlog"},
     "lab.loop": {"lab.errors", "lab.kinds", "lab.resume", "lab.task", "lab.versions", "runlog"},
     "lab.training": {"lab.data", "lab.errors", "lab.module", "lab.recipe", "lab.record", "lab.resume", "runlog"},
+    "lab.matrices.__init__": set(),
+    "lab.matrices.penalty": set(),
+    "lab.matrices.recipe": {"lab.measure", "lab.options", "lab.recipe", "lab.task"},
+    "lab.matrices.training": {"curvature", "errors", "lab.data", "lab.errors", "lab.loop", "lab.matrices.penalty",
+                              "lab.matrices.recipe", "runlog"},
     "lab.show": {"lab.module", "runlog"},
     "lab.start": {"lab.recipe", "lab.show", "lab.training", "runlog"},
     "lab.statistics": set(),
@@ -161,9 +169,9 @@ ARROWS = {
 }  # fmt: skip
 
 # what any study may know: adding one takes a file and no line here
-STUDY = {"lab.findings", "lab.names", "lab.options", "lab.paper.statements", "lab.point", "lab.points", "lab.present",
+STUDY = {"core.tail", "lab.findings", "lab.names", "lab.options", "lab.paper.statements", "lab.point", "lab.points", "lab.present",
          "lab.recipe", "lab.study", "lab.tables", "report.study_alphas", "report.study_data", "report.study_layers",
-         "report.study_steps", "report.study_timing", "runlog"}  # fmt: skip
+         "report.study_exponent", "report.study_matrices", "report.study_steps", "report.study_timing", "runlog"}  # fmt: skip
 
 PACKAGES = {"", "report", "lab"}  # their names are loaded when they are first used
 

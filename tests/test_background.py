@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import pickle
 import subprocess
 import sys
@@ -224,7 +225,7 @@ def test_a_run_that_is_resumed_at_any_step_is_that_which_never_stopped(interval,
     for step in range(NUM_STEPS):
         expected += go_on(run, step, step + 1)
         states.append(saved(run))
-    assert sum(state["scheduler"]["pending"] is not None for state in states) >= NUM_STEPS // 2
+    assert sum(json.loads(state["scheduler"]["scored"])["pending"] is not None for state in states) >= NUM_STEPS // 2
     for stop, state in enumerate(states):
         resumed = build(background=False)  # options come from the state
         for key in order:
@@ -238,6 +239,7 @@ def test_a_run_that_is_resumed_at_any_step_is_that_which_never_stopped(interval,
 def test_a_state_from_before_there_was_a_background_loads():
     run = build(background=False)
     state = run.scheduler.state_dict()
+    state |= {"version": 1, **json.loads(state.pop("scored"))}
     del state["pending"], state["options"]["background"], state["options"]["lag"]
     other = build(background=False)
     other.scheduler.load_state_dict(state)
@@ -409,7 +411,9 @@ def test_a_process_ends_soon_and_without_a_word_while_it_works():
 def test_a_fork_says_that_its_thread_is_gone(held):
     run = build()
     work = run.scheduler._pending._work
-    with patch.object(work, "_thread", threading.Thread()):
+    with patch.object(work, "_thread", threading.Thread()), patch.object(work, "_process", -1):
         work._thread.start()
+        with pytest.raises(RuntimeError, match="when the process was forked"):
+            run.scheduler.state_dict()
         with pytest.raises(RuntimeError, match="when the process was forked"):
             run.scheduler.step()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.optim import SGD
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -26,7 +27,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from tempbalance import TempBalance, param_groups
-from tests.cases import train_step
+from tests.cases import mlp, train_step
 from tests.schedules import OPTIMIZERS, SCHEDULES, advance, rates_of, scale_of, shake, small_mlp, two_rates
 
 # torch's own warns of a sequence on a copied optimizer, whose step is not wrapped any more
@@ -400,7 +401,7 @@ def test_a_state_of_other_groups_is_refused_and_nothing_changes():
     assert_refused(SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler), run.scheduler.state_dict())
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 2}, {"last_epoch": 3, "base_lrs": [0.1]}])
+@pytest.mark.parametrize("state", [{}, {"version": 3}, {"last_epoch": 3, "base_lrs": [0.1]}])
 def test_what_is_no_state_is_refused_and_nothing_changes(state):
     assert_refused(build("cosine"), state)
 
@@ -507,3 +508,26 @@ def test_rates_set_by_hand_after_an_earlier_one_is_gone_count_when_it_is_built_o
     third.step()
     expected = [0.01 * scale_of(third, group) for group in optimizer.param_groups]
     assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"background": True}, {"start": 2}])
+def test_a_state_goes_through_torchs_distributed_checkpoints_before_and_after_a_scoring(tmp_path, options):
+    def build():
+        model = mlp((64, 96, 80, 72, 60))
+        optimizer = SGD(param_groups(model), lr=0.1)
+        return TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), **options)
+
+    scheduler = build()
+    for _ in range(3):
+        scheduler.optimizer.step()
+        scheduler.step()
+    fresh = build()
+    state = {"scheduler": fresh.state_dict()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        state_dict_saver.save({"scheduler": scheduler.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+        state_dict_loader.load(state, checkpoint_id=tmp_path, no_dist=True)
+    fresh.load_state_dict(state["scheduler"])
+    assert fresh.last_scales == scheduler.last_scales
+    assert fresh.get_last_lr() == scheduler.get_last_lr()
+    assert fresh.last_epoch == 3

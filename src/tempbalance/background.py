@@ -6,6 +6,7 @@ knows its own share of the results only.
 
 from __future__ import annotations
 
+import os
 from threading import Event, Thread, main_thread
 from typing import Any
 
@@ -70,7 +71,7 @@ class Pending:
         """Plain values, for which this process works out the others' shares as well.
 
         Raises:
-            RuntimeError: If it cannot, because weights are sharded.
+            RuntimeError: If it cannot, because weights are sharded or the process is a fork.
         """
         rows, error = self._rows, self._error
         if self._work is not None:
@@ -78,6 +79,7 @@ class Pending:
                 raise RuntimeError(
                     "a scoring of sharded weights is under way: call wait() on every process before saving or copying"
                 )
+            self._work.check_process()
             try:
                 rows = self._work.rows_alone()
             except Exception as err:
@@ -110,6 +112,7 @@ class _Work:
         # to multiply in full precision is a setting of the process, and the training may rely on another one
         self._double = not multiplies_in_full()
         self._failed: Exception | None = None
+        self._process = os.getpid()
         self._is_done = self._is_done_for_others = False
         # The number of threads is each thread's own, but one that was never asked for it takes the last number that
         # was set anywhere when it is: so both are asked before the other sets its own, and here it is set again.
@@ -130,7 +133,15 @@ class _Work:
         self._thread.join()
         if self._failed is not None:
             raise self._failed
-        if not self._is_done:
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Refuse a fork, in which the thread does not run.
+
+        Raises:
+            RuntimeError: If the process is one.
+        """
+        if os.getpid() != self._process and not self._is_done:
             raise RuntimeError("a scoring was under way when the process was forked: go on in the one that started it")
 
     def rows_alone(self) -> list[LayerRow]:

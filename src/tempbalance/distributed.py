@@ -126,7 +126,7 @@ class SharedScoring:
             for each in layer.sharded:
                 with naming(layer):
                     check_weight(each.stand_in())
-        self.lines = [f"options {options}"]
+        self.lines = [f"option {name} {value}" for name, value in options.items()]
         for layer in plan.layers:
             kind = plan.reasons[layer.name] or ("sharded" if layer.sharded else "whole")
             self.lines.append(f"layer {layer.name!r}, weight {layer.shape}, {kind}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
@@ -25,7 +26,7 @@ from tempbalance.core.score import ScoreFunction, ScoreName
 from tempbalance.core.tail import TailName
 from tempbalance.distributed import SharedScoring
 from tempbalance.groups import LABEL, check_belonging, flatten
-from tempbalance.layers import find_layers
+from tempbalance.layers import Layer, find_layers
 from tempbalance.ranks import check_share, find_ranks
 from tempbalance.rates import Rate, note_written, put_back, read_rates, was_changed, write_rates
 from tempbalance.scoring import Scoring, TailFunction, check_count
@@ -36,6 +37,7 @@ _OUTERMOST = (
     "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`, "
     "TempBalance(optimizer, model, schedule), and step only TempBalance"
 )
+_VERSIONS = (1, 2)  # of states that are read; the last one is written
 _DRIVEN = ("momentum", "betas")  # what OneCycleLR and CyclicLR write besides the rate
 
 
@@ -119,19 +121,20 @@ class TempBalance(LRScheduler):
         self.background, self.lag = background, lag
         if isinstance(schedule, TempBalance):
             raise TypeError("schedule must be a scheduler of torch, got TempBalance")
-        check_belonging(optimizer, model, schedule)
-        for pattern in exclude:
-            if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
-                warnings.warn(f"TempBalance: exclude pattern {pattern!r} matches no layer", stacklevel=2)
         self.model = unwrap(model, keep=["FullyShardedDataParallel"])  # it knows which piece is of what
         self.schedule = schedule
+        self.schedule_steps = 1  # of a call of `step`; accelerate takes as many as there are processes
         self.last_scores: dict[str, float] = {}
         self.last_scales: dict[str, float] = {}
         self._rows: list[LayerRow] = []
         self._calls = -1
         self._is_retired = self._has_told = False
         self._pending: Pending | None = None
-        rows, started = self._score_at(0)  # before anything is written
+        check = partial(check_belonging, optimizer, model, schedule)
+        rows, started = self._score_at(0, check)  # before anything is written
+        for pattern in exclude:
+            if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
+                warnings.warn(f"TempBalance: exclude pattern {pattern!r} matches no layer", stacklevel=2)
         with _cancelling(started):
             self._is_doubtful = _take_over(optimizer, self)
         self._labels = _labels(optimizer)
@@ -173,10 +176,8 @@ class TempBalance(LRScheduler):
         Raises:
             TempBalanceError: If a weight has become NaN or infinite; nothing has moved then.
         """
-        if isinstance(sys._getframe(1).f_locals.get("self"), ChainedScheduler | SequentialLR):
-            raise RuntimeError(_OUTERMOST)
-        self._check_step(args, kwargs)
-        rows, started = self._score_at(self._calls + 1)
+        _check_caller(sys._getframe(1).f_locals.get("self"))
+        rows, started = self._score_at(self._calls + 1, partial(self._check_step, args, kwargs))
         with _cancelling(started):
             if self.schedule is not None:
                 self._step_schedule(self.schedule, args, kwargs)
@@ -200,8 +201,8 @@ class TempBalance(LRScheduler):
         Raises:
             TempBalanceError: If a weight has no spectrum; nothing has moved then.
         """
-        self._check_active()
-        self._commit(self._scaled(self._plan(f"rescore() after {self._calls} steps").rows()), None)
+        name = f"rescore() after {self._calls} steps"
+        self._commit(self._scaled(self._plan(name, self._check_active).rows()), None)
         self._write_rates()
 
     def wait(self) -> None:
@@ -244,9 +245,16 @@ class TempBalance(LRScheduler):
             RuntimeError: If weights are sharded and one is under way: call `wait` on every process first.
         """
         self._take_in_new_groups()
+        # what is scored is one text: torch.distributed.checkpoint loads into a state of the same shape only
+        scored = {
+            "rows": [row.to_dict() for row in self._rows],
+            "scores": self.last_scores,
+            "scales": self.last_scales,
+            "pending": None if self._pending is None else self._pending.state(),
+        }
         state: dict[str, Any] = _plain(
             {
-                "version": 1,
+                "version": _VERSIONS[-1],
                 "last_epoch": self.last_epoch,
                 "step_count": self._step_count,
                 "options": self._options(),
@@ -254,10 +262,7 @@ class TempBalance(LRScheduler):
                 "rates": self._rates,
                 "base_lrs": self.base_lrs,
                 "driven": [{key: group.get(key) for key in self._driven()} for group in self.optimizer.param_groups],
-                "rows": [row.to_dict() for row in self._rows],
-                "scores": self.last_scores,
-                "scales": self.last_scales,
-                "pending": None if self._pending is None else self._pending.state(),
+                "scored": json.dumps(_plain(scored)),
                 "schedule_types": _schedule_types(self.schedule),
                 "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             }
@@ -289,9 +294,10 @@ class TempBalance(LRScheduler):
         self.background, self.lag = options.get("background", self.background), options.get("lag", self.lag)
         self._calls, self._step_count = state["last_epoch"], state["step_count"]
         self._rates, self.base_lrs = state["rates"], state["base_lrs"]
-        self._rows = [LayerRow.from_dict(row) for row in state["rows"]]
-        self.last_scores, self.last_scales = state["scores"], state["scales"]
-        self._set_pending(Pending.from_state(state["pending"]) if state.get("pending") is not None else None)
+        scored = json.loads(state["scored"]) if "scored" in state else {"pending": None, **state}  # version 1
+        self._rows = [LayerRow.from_dict(row) for row in scored["rows"]]
+        self.last_scores, self.last_scales = scored["scores"], scored["scales"]
+        self._set_pending(None if scored["pending"] is None else Pending.from_state(scored["pending"]))
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
             self._schedule_mark = _mark(self.schedule)
@@ -317,15 +323,22 @@ class TempBalance(LRScheduler):
             "scoring": {key: None if callable(value) else value for key, value in scoring.items()},
         }
 
-    def _score_at(self, call: int) -> tuple[list[LayerRow] | None, Pending | None]:
-        """What takes effect at a call of `step`, and what is started at it; nothing is changed."""
+    def _score_at(self, call: int, check: Callable[[], None]) -> tuple[list[LayerRow] | None, Pending | None]:
+        """What takes effect at a call of `step`, and what is started at it; nothing is changed.
+
+        Args:
+            call: Which.
+            check: Raises what speaks against it; where processes talk to each other, on all of them.
+        """
         late = call - self.start
         is_wanted = late >= 0 and late % self.interval == 0
         name = f"step() {call}" if call else "TempBalance()"
         if is_wanted and not self.background:
-            return self._scaled(self._plan(name).rows()), None
+            return self._scaled(self._plan(name, check).rows()), None
+        if not is_wanted:
+            check()
         rows = self._due_rows(call)
-        return rows, Pending(self._plan(name), call + self.lag) if is_wanted else None
+        return rows, Pending(self._plan(name, check), call + self.lag) if is_wanted else None
 
     def _due_rows(self, call: int) -> list[LayerRow] | None:
         """The outcome of a scoring that was started earlier; an error in it is told once."""
@@ -337,9 +350,14 @@ class TempBalance(LRScheduler):
             self._pending = None
             raise
 
-    def _plan(self, name: str) -> SharedScoring:
-        find, ranks = partial(find_layers, self.model), find_ranks(self.share)
-        return SharedScoring(find, self.scoring, ranks, call=name, options=self._options())
+    def _plan(self, name: str, check: Callable[[], None]) -> SharedScoring:
+        def find() -> list[Layer]:
+            check()
+            return find_layers(self.model)
+
+        options = self._options()
+        options |= options.pop("scoring")
+        return SharedScoring(find, self.scoring, find_ranks(self.share), call=name, options=options)
 
     def _scaled(self, rows: list[LayerRow]) -> list[LayerRow]:
         """Rows with their scales."""
@@ -376,7 +394,8 @@ class TempBalance(LRScheduler):
         """Step the schedule on its own rates: many go on from a group's present one, and scales must not compound."""
         write_rates(self.optimizer, self._rates)
         try:
-            schedule.step(*args, **kwargs)
+            for _ in range(self.schedule_steps):
+                schedule.step(*args, **kwargs)
         except BaseException:
             self._write_rates()
             raise
@@ -430,6 +449,21 @@ class TempBalance(LRScheduler):
         """What the schedule writes into the groups besides the rate."""
         cycles = any(getattr(each, "cycle_momentum", False) for each in flatten([self.schedule]))
         return tuple(key for key in _DRIVEN if cycles and key in self.optimizer.defaults)
+
+
+def _check_caller(caller: Any) -> None:
+    """Refuse what would step it wrongly.
+
+    Raises:
+        RuntimeError: If it is inside a chain of schedulers, or prepared by accelerate for several processes.
+    """
+    if isinstance(caller, ChainedScheduler | SequentialLR):
+        raise RuntimeError(_OUTERMOST)
+    if type(caller).__name__ == "AcceleratedScheduler" and not caller.split_batches and find_ranks(True).size > 1:
+        raise RuntimeError(
+            "accelerate steps a scheduler once for each process: prepare TempBalance with "
+            "tempbalance.integrations.accelerate.prepare_scheduler, so that its interval means optimizer steps"
+        )
 
 
 def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
@@ -487,8 +521,13 @@ def _schedule_types(schedule: LRScheduler | None) -> list[str]:
     return [type(each).__name__ for each in flatten([schedule])]
 
 
+def is_state(state: Mapping[str, Any]) -> bool:
+    """Whether a state is one of TempBalance that this version reads."""
+    return state.get("version") in _VERSIONS
+
+
 def _check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> None:
-    if state.get("version") != 1:
+    if not is_state(state):
         raise ValueError(f"not a state of TempBalance that this version reads: version {state.get('version')!r}")
     if state["groups"] != _labels(optimizer):
         raise ValueError(f"the state has param groups {state['groups']}, the optimizer {_labels(optimizer)}")

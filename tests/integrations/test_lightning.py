@@ -2,15 +2,18 @@
 
 import csv
 import logging
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 import tempbalance
-from tempbalance.integrations.lightning import TempBalanceCallback, restore_rates
+from tempbalance.integrations.lightning import TempBalanceCallback, _balanced_model, restore_rates
 from tests.integrations.contract import (
     NUM_EPOCHS,
     OPTIONS,
@@ -191,6 +194,26 @@ def test_alphas_and_rates_reach_every_logger_after_each_scoring(tmp_path):
     assert float(rows[-1]["alpha/net.3"]) == pytest.approx(last, rel=1e-6)
     assert float(rows[0]["lr/net.3"]) / 0.1 == pytest.approx(float(rows[0]["scale/net.3"]))
     assert f"{callback.schedulers[0].table()['net.3'].alpha:.3f}" in texts["tempbalance/table"]
+
+
+def test_what_the_training_did_is_still_there_after_a_test():
+    class Tested(Plain):
+        def test_step(self, batch, index):
+            return self.training_step(batch, index)
+
+    callback = TempBalanceCallback(**OPTIONS)
+    trainer = fit(Tested(Setting()), callback, epochs=1)
+    trainer.test(trainer.lightning_module, Batches(), verbose=False)
+    assert callback.schedulers[0].table()["net.3"].alpha > 1
+
+
+def test_fsdp1_around_the_module_is_what_is_balanced():
+    whole, module = MagicMock(spec=FullyShardedDataParallel), Plain(Setting())
+    whole.__class__ = FullyShardedDataParallel
+    trainer = SimpleNamespace(strategy=SimpleNamespace(model=whole))
+    assert _balanced_model(trainer, module) is whole
+    trainer.strategy.model = module
+    assert _balanced_model(trainer, module) is module
 
 
 def test_the_table_is_told_at_the_end(caplog):

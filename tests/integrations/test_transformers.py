@@ -196,6 +196,26 @@ def test_a_second_training_starts_from_the_base_rates_again(tmp_path):
     assert max(noted[first + WARMUP].values()) == pytest.approx(0.014)
 
 
+def test_after_its_rates_are_restored_a_trainer_can_train_again(tmp_path):
+    setting = setting_for(interval=3)
+    trainer = build(tmp_path, setting)
+    trainer.train()
+    trainer.restore_rates()
+    with pytest.raises(RuntimeError, match="there is nothing to restore"):
+        trainer.restore_rates()
+    trainer.train()
+    assert max(trainer._balanced.last_scales.values()) == pytest.approx(1.4)
+
+
+def test_a_checkpoint_from_before_balancing_is_refused_with_what_to_do(tmp_path):
+    setting = setting_for(interval=3)
+    plain = Trainer(model=WithLoss(), args=args_for(tmp_path, setting), train_dataset=samples(), eval_dataset=samples())
+    plain.add_callback(Noting(Rates(), stop_after=3))
+    plain.train()
+    with pytest.raises(ValueError, match=r"checkpoint-3 was saved without balancing: start anew from its weights"):
+        build(tmp_path, setting).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
 def test_alphas_and_rates_go_where_the_rest_is_logged_and_a_table_at_the_end(tmp_path, monkeypatch, caplog, capsys):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
     trainer = build(tmp_path, setting_for(interval=4), report_to="tensorboard")

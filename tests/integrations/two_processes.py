@@ -26,7 +26,7 @@ if __name__ == "__main__":
     assert loop.accelerator.num_processes == 2
     options = loop.scheduler.state_dict()["options"]
     loop.scheduler.load_state_dict(loop.scheduler.state_dict())
-    assert loop.balance.interval == 6
+    assert loop.balance.interval == 3
     found = {
         "per process": per_process,
         "split batches": rates(split_batches=True)[0],

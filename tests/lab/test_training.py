@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from tempbalance.lab.methods import METHODS
 from tempbalance.lab.errors import InterruptedRunError, TrainingError
+from tempbalance.lab.methods import METHODS
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.record import StraightIO
 from tempbalance.lab.resume import OtherRunError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from accelerate import Accelerator
@@ -10,15 +11,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tempbalance.scheduler import TempBalance
 
-_COUNTS = ("interval", "start", "lag")  # what TempBalance counts in calls of `step`
-
 
 def prepare_scheduler(accelerator: Accelerator, scheduler: TempBalance) -> BalancedScheduler:
     """Use it for `TempBalance` where ``accelerator.prepare`` would be; it is saved and loaded with the rest.
 
     accelerate steps a scheduler as often as there are processes after each optimizer step, so that the base schedule
-    goes by the number of samples. ``interval``, ``start`` and ``lag`` count optimizer steps all the same, in the saved
-    state too.
+    goes by the number of samples. Here the base schedule still does, while ``interval``, ``start`` and ``lag`` count
+    optimizer steps.
 
     Args:
         accelerator: After its ``prepare`` has had the model and the optimizer.
@@ -35,8 +34,8 @@ def prepare_scheduler(accelerator: Accelerator, scheduler: TempBalance) -> Balan
         step_with_optimizer=accelerator.step_scheduler_with_optimizer,
         split_batches=accelerator.split_batches,
     )
-    repeats = prepared.step_with_optimizer and not prepared.split_batches
-    prepared.count(accelerator.num_processes if repeats else 1)
+    prepared.count(accelerator.num_processes)
+    accelerator.register_save_state_pre_hook(lambda *_: prepared.wait())  # every process is there
     found: BalancedScheduler = accelerator.prepare_scheduler(prepared)  # which keeps it as it is
     return found
 
@@ -47,30 +46,29 @@ class BalancedScheduler(AcceleratedScheduler):  # type: ignore[misc]
     _is_accelerate_prepared = True
     scheduler: Any
 
-    def count(self, num_calls: int) -> None:
-        """Have the scheduler count in calls of ``step``, of which there are so many an optimizer step."""
-        self.num_calls = num_calls
-        for name in _COUNTS:
-            setattr(self.scheduler, name, getattr(self.scheduler, name) * num_calls)
-        if hasattr(self.scheduler.schedule, "total_steps"):  # accelerate does not step OneCycleLR beyond its end
-            self.scheduler.total_steps = self.scheduler.schedule.total_steps
+    def count(self, num_processes: int) -> None:
+        """Have accelerate step the scheduler once an optimizer step, and that its base schedule as often as due."""
+        self._is_repeated = self.step_with_optimizer and not self.split_batches
+        self._num_steps = num_processes if self._is_repeated else 1
+        self.split_batches = True
 
-    def state_dict(self) -> dict[str, Any]:
-        """The scheduler's, with what it counts in optimizer steps."""
-        state: dict[str, Any] = self.scheduler.state_dict()
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step it, where the optimizer was."""
         if isinstance(self.scheduler, TempBalance):
-            for name in _COUNTS:
-                state["options"][name] //= self.num_calls
-        return state
+            schedule = self.scheduler.schedule
+            # accelerate does not step OneCycleLR beyond its end
+            left = getattr(schedule, "total_steps", math.inf) - getattr(schedule, "last_epoch", 0)
+            self.scheduler.schedule_steps = int(max(0, min(self._num_steps, left)))
+        super().step(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on, perhaps on another number of processes than it was saved on."""
-        self.scheduler.load_state_dict(state_dict)
+    def wait(self) -> None:
+        """Wait for a scoring in the background, on every process; ``accelerator.save_state`` does it by itself."""
         if isinstance(self.scheduler, TempBalance):
-            self.count(self.num_calls)
+            self.scheduler.wait()
 
     def restore(self) -> None:
         """Put the base rates back and go on with the base schedule alone."""
         self.scheduler.restore()
+        self.split_batches = not self._is_repeated
         optimizer, schedule = self.scheduler.optimizer, self.scheduler.schedule
         self.scheduler = LambdaLR(optimizer, lambda _: 1.0) if schedule is None else schedule

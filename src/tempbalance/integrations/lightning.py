@@ -10,6 +10,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from tempbalance.groups import LABEL, split_param_groups
@@ -43,7 +45,14 @@ class TempBalanceCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier training."""
-        self.schedulers, self._logs, self._is_late = [], [], False
+        if stage == "fit":
+            self.schedulers, self._logs, self._is_late = [], [], False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing; but Lightning asks every process for it before it saves the schedulers."""
+        for scheduler in self.schedulers:
+            scheduler.wait()
+        return {}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """See whether the optimizers were split when they were saved; if not, they are loaded first and split then."""
@@ -74,14 +83,14 @@ class TempBalanceCallback(Callback):
                     add_text("tempbalance/table", table_text(scheduler), trainer.global_step)
 
     def _take_over(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        configs = trainer.strategy.lr_scheduler_configs
+        configs, model = trainer.strategy.lr_scheduler_configs, _balanced_model(trainer, pl_module)
         for optimizer in trainer.optimizers:
             config = _config_of(optimizer, configs)
             if config is None:
                 _check_is_stepped(pl_module, optimizer)
             schedule: Any = None if config is None else config.scheduler
-            split_param_groups(optimizer, pl_module, schedulers=[] if schedule is None else [schedule])
-            scheduler = TempBalance(optimizer, pl_module, schedule, **self.options)
+            split_param_groups(optimizer, model, schedulers=[] if schedule is None else [schedule])
+            scheduler = TempBalance(optimizer, model, schedule, **self.options)
             if config is None:
                 configs.append(LRSchedulerConfig(scheduler))
             else:
@@ -106,6 +115,12 @@ def restore_rates(trainer: Trainer) -> None:
                 configs.remove(config)
             else:
                 config.scheduler = scheduler.schedule
+
+
+def _balanced_model(trainer: Trainer, module: LightningModule) -> nn.Module:
+    """The module, or FSDP1 around it, which alone knows its pieces."""
+    whole = trainer.strategy.model
+    return whole if isinstance(whole, FullyShardedDataParallel) else module
 
 
 def _config_of(optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> LRSchedulerConfig | None:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer import SCHEDULER_NAME
 
 from tempbalance.groups import split_param_groups
 from tempbalance.integrations.logs import MAX_LAYERS, LayerLog, table_text
 from tempbalance.integrations.options import check_options
-from tempbalance.scheduler import TempBalance
+from tempbalance.scheduler import TempBalance, is_state
 
 _log = logging.getLogger("tempbalance")
 
@@ -80,9 +83,32 @@ class TempBalanceMixin:
             RuntimeError: If no training has started.
         """
         if self._balanced is None:
-            raise RuntimeError("restore_rates() was called before train(): there is nothing to restore")
+            raise RuntimeError(
+                "there is nothing to restore: no training has started, or its rates are restored already"
+            )
         self._balanced.restore()
         self.lr_scheduler = self.callback_handler.lr_scheduler = self._balanced.schedule
+        self._balanced = None
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Refuse a checkpoint of a training without balancing, whose optimizer has other groups.
+
+        Raises:
+            ValueError: It says what to do.
+        """
+        file = None if checkpoint is None else Path(checkpoint) / SCHEDULER_NAME
+        if file is not None and file.exists() and not is_state(torch.load(file, weights_only=True)):
+            raise ValueError(
+                f"{checkpoint} was saved without balancing: start anew from its weights, or resume it with a Trainer "
+                "that is not balanced"
+            )
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Every process comes here, the first alone then saves the scheduler."""
+        if self._balanced is not None:
+            self._balanced.wait()
+        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
 
 
 class TempBalanceTrainer(TempBalanceMixin, Trainer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import warnings
 from collections.abc import Callable
@@ -60,7 +61,7 @@ class Recorder(Checkpoint):
                 f"{self.run.path / 'metrics.jsonl'}: must have a line for each of the {epoch} finished epochs, "
                 f"lacks {_listed(missing)}: put it back, or remove the folder to start again"
             )
-        is_scored = bool(checkpoint["tempbalance"]["scheduler"]["scores"])
+        is_scored = bool(json.loads(checkpoint["tempbalance"]["scheduler"]["scored"])["scores"])
         scored = {each for each in range(epoch + 1) if is_scored and pl_module.recipe.scores_after(each)}
         if missing := scored - {line["epoch"] for line in self.run.layers}:
             warnings.warn(f"{self.run.path / 'layers.jsonl'} lacks the epochs {_listed(missing)}", stacklevel=2)
