@@ -1,4 +1,8 @@
-"""Temperature balancing in a loop with accelerate: `python examples/accelerate_loop.py`, or `accelerate launch` it."""
+"""Temperature balancing in a loop with accelerate.
+
+Run with: `python examples/accelerate_loop.py`, or on two processes
+`torchrun --nproc-per-node=2 examples/accelerate_loop.py`.
+"""
 
 import torch
 from accelerate import Accelerator

@@ -1,5 +1,6 @@
 """What the documents say is so: links lead somewhere, code runs, figures are those on record."""
 
+import os
 import re
 import subprocess
 import sys
@@ -68,7 +69,12 @@ def test_large_layers_rank_the_same_with_eq_3_and_with_the_authors_code():
     assert by_ours == sorted(large, key=lambda each: each["authors_median_alpha"])
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+EXAMPLE = [str(ROOT / "examples" / "many_processes.py")]
+
+
+@pytest.mark.parametrize(
+    "example", sorted({*(ROOT / "examples").glob("*.py")} - {*map(Path, EXAMPLE)}), ids=lambda path: path.name
+)
 def test_an_example_runs(example):
     package = example.name.split("_")[0]
     if package in ("timm", "ultralytics") and find_spec(package) is None:
@@ -76,3 +82,13 @@ def test_an_example_runs(example):
     result = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert result.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--shard"]])
+def test_the_example_of_many_processes_goes_on_where_it_was_saved(options, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *EXAMPLE, *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for epochs in ((1, 2, 3), (4, 5, 6)):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
+        assert result.returncode == 0, result.stderr
+        assert tuple(map(int, re.findall(r"epoch (\d): loss", result.stdout))) == epochs
