@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from tempbalance import __version__
+from tempbalance.bench.command import bench
 from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.options import check_dataset
@@ -20,6 +21,7 @@ from tempbalance.terminal import answered, messages, out_folder, stoppable
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(study, name="study")
+app.command()(bench)
 
 
 def _print_version(asked: bool) -> None:

@@ -12,9 +12,11 @@ _NAMES = {
     "digits": "digits", "fashion_mnist": "Fashion-MNIST", "mnist": "MNIST",
     "resnet18": "ResNet18", "resnet34": "ResNet34", "resnet50": "ResNet50", "resnet101": "ResNet101",
     "vgg16": "VGG16", "vgg19": "VGG19", "wrn16_8": "WRN16-8", "wrn28_6": "WRN28-6", "mlp": "MLP",
+    "penn_treebank": "Penn Treebank", "pydoc": "Python's help", "voc2007": "PASCAL VOC 2007", "shapes": "drawn shapes",
+    "yolov8n": "YOLOv8n", "yolov8n.yaml": "YOLOv8n, random weights",
     "lookahead": "Lookahead", "adam": "Adam", "adamw": "AdamW", "adamp": "AdamP",
 }  # fmt: skip
-_METHODS = ("cal", "snr", "tb", "tb+snr", "sgdr", "lars", "sgdp", "tb+sgdp", "lamb")
+_METHODS = ("cal", "snr", "tb", "sgdr", "lars", "sgdp", "lamb")
 
 
 def pretty(value: Any) -> str:
@@ -32,5 +34,7 @@ def pretty(value: Any) -> str:
         return str(value)
     if value in _METHODS:
         return value.upper()
+    if value.startswith("tb+"):
+        return f"TB+{pretty(value.removeprefix('tb+'))}"
     name = Path(value).stem if value.endswith((".npz", "/")) or "/" in value else value
     return _NAMES.get(value, shown(name))

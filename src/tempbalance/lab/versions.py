@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+_PACKAGES = ("tempbalance", "torch", "numpy", "lightning", "pytorch_optimizer")
 
-def versions() -> dict[str, str]:
+
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     """The version of Python and of each package that matters."""
     found = {"python": platform.python_version()}
-    for package in ("tempbalance", "torch", "numpy", "lightning", "pytorch_optimizer"):
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

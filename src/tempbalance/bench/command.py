@@ -1,0 +1,131 @@
+"""The command ``bench``: what a balancing costs on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+from rich.console import Console
+
+from tempbalance.terminal import answered, messages, stoppable
+
+if TYPE_CHECKING:
+    from tempbalance.bench.measure import Options, Tell
+    from tempbalance.bench.results import Results
+
+_Text = Optional[str]  # noqa: UP045
+_Number = Optional[int]  # noqa: UP045
+_File = Optional[Path]  # noqa: UP045
+_FORMATS = ("svg", "pdf", "png")
+
+
+def bench(
+    networks: Annotated[
+        str,
+        typer.Option(
+            help="With commas between them: resnet18, resnet34, resnet101, vgg16, wrn28_6, gpt2, llama_block."
+        ),
+    ] = "all",
+    parts: Annotated[str, typer.Option(help="With commas between them: speed, memory, growth, busy.")] = "all",
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, beside once to warm up.")] = 5,
+    threads: Annotated[_Number, typer.Option(min=1, help="Threads of torch; without it as torch has them.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small networks: a trial, whose times mean nothing.")] = False,
+    out: Annotated[_File, typer.Option(help="Keep all seconds in a JSON file.")] = None,
+    read: Annotated[_File, typer.Option(help="Measure nothing, show what --out kept.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for a page.")] = False,
+    figure: Annotated[_File, typer.Option(help="Draw the speed: a file that ends in .svg, .pdf or .png.")] = None,
+) -> None:
+    """Measure one balancing beside the published procedure, WeightWatcher and training."""
+    with answered(), stoppable():
+        _check_places(out, figure)
+        if read is not None:
+            from tempbalance.bench.results import read_results
+
+            _show(read_results(read), markdown=markdown, figure=figure)
+            return
+        options = _options(networks, parts, rounds, threads, quick)
+        if figure is not None and "speed" not in options.parts:
+            raise ValueError(f"figure draws the speed, which is not among the parts {', '.join(options.parts)}")
+        from tempbalance.bench.measure import measure, new_results
+
+        results = new_results(options)
+        try:
+            with _progress() as tell:
+                measure(options, results, tell)
+        finally:  # whatever ends it, what is measured is not lost
+            if out is not None:
+                from tempbalance.bench.results import write_results
+
+                write_results(results, out)
+            _show(results, markdown=markdown, figure=figure)
+
+
+def _check_places(out: Path | None, figure: Path | None) -> None:
+    """Refuse what could not be written once all is measured.
+
+    Raises:
+        ValueError: If a place is a folder, in none, or the figure of no known kind.
+        ModuleNotFoundError: If there is a figure to draw, and nothing to draw it with.
+    """
+    for name, path in {"out": out, "figure": figure}.items():
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise ValueError(f"{name} must be a file in a folder that exists, got {path}")
+    if figure is not None:
+        if figure.suffix.removeprefix(".") not in _FORMATS:
+            raise ValueError(f"figure must end in .svg, .pdf or .png, got {figure.name!r}")
+        import altair  # noqa: F401
+        import vl_convert  # noqa: F401
+
+
+def _options(networks: str, parts: str, rounds: int, threads: int | None, quick: bool) -> Options:
+    from tempbalance.bench.measure import PARTS, Options, check_parts
+    from tempbalance.bench.networks import NETWORKS, find_networks
+
+    names = tuple(NETWORKS) if networks == "all" else find_networks(_listed(networks))
+    which = PARTS if parts == "all" else check_parts(_listed(parts))
+    return Options(names, which, rounds, threads, quick)
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")]
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """A bar in a terminal; elsewhere a line for each network that is done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=messages, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+            if done == total:
+                progress.console.print(f"measured: {what}", highlight=False)
+
+        yield tell
+
+
+def _show(results: Results, *, markdown: bool, figure: Path | None) -> None:
+    from tempbalance.bench.present import setting_text, tables, to_markdown
+    from tempbalance.lab.tables import to_rich
+
+    if markdown:
+        typer.echo(to_markdown(results), nl=False)
+    else:
+        console = Console()
+        console = console if console.is_terminal else Console(width=160)
+        for table in tables(results):
+            console.print(f"\n{table.caption}", highlight=False)
+            console.print(to_rich(table))
+        console.print(setting_text(results), highlight=False, soft_wrap=True)
+    if figure is not None and not results.of_part("speed"):
+        messages.print("no figure is drawn: no speed was measured")
+    elif figure is not None:
+        from tempbalance.bench.draw import draw_speed
+
+        messages.print(str(draw_speed(results, figure)), markup=False, highlight=False, soft_wrap=True)

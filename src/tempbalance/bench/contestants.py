@@ -1,0 +1,179 @@
+"""Who is measured against whom, on one network."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import get_args
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from tempbalance.bench.networks import NETWORKS, build_model
+from tempbalance.bench.reference import reference_alpha, reference_spectrum
+from tempbalance.core.tail import TailName
+from tempbalance.layers import Layer, find_layers
+from tempbalance.scoring import Scoring, plan_layers, score_layers
+
+TAILS: tuple[TailName, ...] = get_args(TailName)
+WEIGHTWATCHER, STEP = "WeightWatcher", "training step"
+
+
+def reference_name(tail: str) -> str:
+    """What the reference with this tail is called."""
+    return f"reference {tail}"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One contestant's turn.
+
+    Attributes:
+        name: Its own.
+        run: Does it once and tells the seconds, of each of its entries where it has several.
+    """
+
+    name: str
+    run: Callable[[], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network and those of its layers that a balancing scores: all contestants work on the same ones."""
+
+    network: str
+    quick: bool
+    model: nn.Module
+    layers: Sequence[Layer]
+    scored: Sequence[Layer]
+
+
+def make_subject(network: str, *, width: float = 1.0, quick: bool = False) -> Subject:
+    """Build a network.
+
+    Args:
+        network: A key of `NETWORKS`.
+        width: Factor on the width of every layer.
+        quick: The small form.
+    """
+    model = build_model(network, width=width, quick=quick)
+    layers = find_layers(model)
+    jobs = plan_layers(layers, Scoring()).jobs
+    scored = [layer for layer in layers if any(not job.reason for job in jobs.get(layer.name, []))]
+    return Subject(network, quick, model, layers, scored)
+
+
+def has_weightwatcher() -> bool:
+    """Whether it is installed."""
+    return find_spec("weightwatcher") is not None
+
+
+def all_turns(subject: Subject) -> list[Turn]:
+    """The library with each tail, the reference, WeightWatcher if it is installed, and a training step."""
+    others = [weightwatcher_turn(subject)] if has_weightwatcher() else []
+    return [*library_turns(subject), reference_turn(subject), *others, step_turn(subject)]
+
+
+def library_turns(subject: Subject) -> list[Turn]:
+    """One balancing with each tail."""
+    return [
+        Turn(tail, partial(_timed, tail, partial(score_layers, subject.layers, Scoring(tail=tail)))) for tail in TAILS
+    ]
+
+
+def reference_turn(subject: Subject, tails: Sequence[TailName] = TAILS) -> Turn:
+    """The published procedure: the spectra once, whose time counts for each tail."""
+
+    def run() -> dict[str, float]:
+        start = time.perf_counter()
+        spectra = [reference_spectrum(layer.weight()) for layer in subject.scored]
+        seconds = time.perf_counter() - start
+        found = {}
+        for tail in tails:
+            start = time.perf_counter()
+            for values in spectra:
+                reference_alpha(values, tail)
+            found[reference_name(tail)] = seconds + time.perf_counter() - start
+        return found
+
+    return Turn("reference", run)
+
+
+def weightwatcher_turn(subject: Subject) -> Turn:
+    """``analyze`` of the modules that are scored.
+
+    Raises:
+        ModuleNotFoundError: Without WeightWatcher.
+    """
+    with _quiet():
+        from weightwatcher import WeightWatcher  # type: ignore[import-untyped]
+
+    modules = nn.ModuleList(subject.model.get_submodule(layer.name) for layer in subject.scored)
+
+    def run() -> dict[str, float]:
+        with _quiet():
+            return _timed(WEIGHTWATCHER, lambda: WeightWatcher(model=modules).analyze(pool=True))
+
+    return Turn(WEIGHTWATCHER, run)
+
+
+def step_turn(subject: Subject) -> Turn:
+    """Forward, backward and the optimizer, on one batch."""
+    network = NETWORKS[subject.network]
+    inputs, labels = network.batch(subject.quick)
+    optimizer = network.optimizer(subject.model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = subject.model(inputs)
+        torch.autograd.backward(cross_entropy(logits.flatten(0, -2), labels.flatten()))
+        optimizer.step()
+
+    return Turn(STEP, partial(_timed, STEP, step))
+
+
+def with_threads(turn: Turn, num_threads: int) -> Turn:
+    """The same on so many threads of torch."""
+
+    def run() -> dict[str, float]:
+        with threads(num_threads):
+            return turn.run()
+
+    return Turn(turn.name, run)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Give torch so many threads, and put their number back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _timed(name: str, function: Callable[[], object]) -> dict[str, float]:
+    start = time.perf_counter()
+    function()
+    return {name: time.perf_counter() - start}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings and log lines."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,1 @@
+"""Object detection: data in VOC's layout, recipe and training with ultralytics."""

@@ -1,0 +1,155 @@
+"""What a detection is trained on and from: found in the cache, downloaded or drawn, and made ready once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tempbalance.lab.detection.shapes import VERSION, draw_shapes
+from tempbalance.lab.detection.voc import DESCRIPTION, read_voc, write_yolo
+from tempbalance.lab.download import LOCK_TIMEOUT, DownloadError, RemoteFile, cache_folder, fetch
+
+_ADDRESS = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007"
+VOC2007 = tuple(
+    RemoteFile(f"voc2007/{name}", (f"{_ADDRESS}/{name}",), md5)
+    for name, md5 in (
+        ("VOCtrainval_06-Nov-2007.tar", "c52e279531787c972589f7e41ab4ae64"),
+        ("VOCtest_06-Nov-2007.tar", "b6e924de25625d8de591ea690078ad9f"),
+    )
+)
+_KNOWN = {"voc2007": "voc2007", "shapes": f"shapes-{VERSION}"}  # with the folder in the cache
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A file of pretrained weights.
+
+    Attributes:
+        url: Its address.
+        sha256: The checksum of its bytes. Loading such a file runs what it says, so no other is taken.
+    """
+
+    url: str
+    sha256: str
+
+
+WEIGHTS = {
+    "yolov8n": Weights(
+        "https://github.com/ultralytics/assets/releases/download/v8.3.0/yolov8n.pt",
+        "f59b3d833e2ff32e194b5bb8e08d211dc7c5bdf144b90d2c8412c47ccfc83b36",
+    )
+}
+
+
+@dataclass(frozen=True)
+class ReadyData:
+    """Data as ultralytics reads them.
+
+    Attributes:
+        description: The YAML file that it is given.
+        digest: A checksum of classes, labels and images.
+    """
+
+    description: Path
+    digest: str
+
+
+def ready_data(
+    dataset: str, *, cache: Path | None = None, limit: int | None = None, test_limit: int | None = None
+) -> ReadyData:
+    """Make data ready for ultralytics, in the cache folder, unless they are.
+
+    Args:
+        dataset: ``voc2007``, ``shapes``, or the path of a folder in VOC's layout.
+        cache: The cache folder.
+        limit: Keep only so many images for training.
+        test_limit: Keep only so many for the test.
+
+    Raises:
+        ValueError: If a file is not as it should be; it names the file, the rule and the value.
+        DownloadError: If VOC is neither in the cache nor to be had.
+    """
+    folder = cache_folder(cache) / "detection"
+    if dataset not in _KNOWN:
+        data = read_voc(Path(dataset).expanduser(), limit=limit, test_limit=test_limit)
+        digest = data.digest()
+        target = folder / f"own-{digest[:16]}"
+        with _alone(target):
+            if not target.exists():
+                write_yolo(data, target, digest=digest)
+        return ReadyData(target / DESCRIPTION, digest)
+    target = folder / "-".join([_KNOWN[dataset], *(str(each or "all") for each in (limit, test_limit))])
+    with _alone(target):
+        if not target.exists():
+            with _source(dataset, target, cache) as source:
+                data = read_voc(source, limit=limit, test_limit=test_limit)
+                write_yolo(data, target, digest=data.digest())
+    description = target / DESCRIPTION
+    return ReadyData(description, json.loads(description.read_text(encoding="utf-8"))["digest"])
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Let other processes that want the same folder wait."""
+    from filelock import FileLock
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f"{target.name}.lock"), timeout=LOCK_TIMEOUT):
+        yield
+
+
+@contextmanager
+def _source(dataset: str, target: Path, cache: Path | None) -> Iterator[Path]:
+    """A known dataset in VOC's layout, for as long as it is needed."""
+    folder = target.with_name(f"{target.name}.source")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        if dataset == "shapes":
+            draw_shapes(folder)
+        else:
+            for file in VOC2007:
+                unpack(fetch(file, cache=cache), folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Unpack a tar archive, nothing of it outside the folder.
+
+    Raises:
+        ValueError: If the archive is damaged, or a member would reach outside; it names the archive.
+    """
+    try:
+        with tarfile.open(path) as archive:
+            archive.extractall(folder, filter="data")
+    except (tarfile.TarError, EOFError) as err:
+        raise ValueError(f"{path}: not a complete tar archive, or not a safe one: {err}") from err
+
+
+def find_weights(model: str, *, cache: Path | None = None) -> Path:
+    """Pretrained weights, downloaded unless the cache has them.
+
+    Args:
+        model: A name in `WEIGHTS`.
+        cache: The cache folder, in which they are ``detection/<model>.pt``.
+
+    Raises:
+        DownloadError: If they are neither there nor to be had.
+    """
+    import pooch  # type: ignore[import-untyped]
+    from requests import RequestException
+
+    wanted, folder = WEIGHTS[model], cache_folder(cache) / "detection"
+    path = folder / f"{model}.pt"
+    with _alone(path):
+        pooch.get_logger().setLevel("WARNING")
+        try:
+            return Path(pooch.retrieve(wanted.url, f"sha256:{wanted.sha256}", fname=path.name, path=folder))
+        except (RequestException, ValueError) as err:  # ValueError: the checksum is wrong
+            raise DownloadError(f"{path} could not be downloaded from {wanted.url}: {err}") from err

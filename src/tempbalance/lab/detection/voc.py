@@ -1,0 +1,214 @@
+"""Images in VOC's layout, read strictly and written as ultralytics reads them.
+
+    Annotations/<name>.xml
+    ImageSets/Main/trainval.txt, test.txt    a name a line
+    JPEGImages/<name>.jpg
+    classes.txt                              a name a line, where the classes are not VOC's twenty
+
+Training takes trainval, the test takes test. Difficult objects are left out of both: of training as is usual, of the
+test because ultralytics' precision knows no objects that count neither as found nor as missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from tempbalance.lab.detection.annotations import Box, read_boxes
+
+CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)  # fmt: skip
+DESCRIPTION = "data.yaml"
+_FOLDERS = ("Annotations", "ImageSets/Main", "JPEGImages")
+
+
+@dataclass(frozen=True)
+class AnnotatedImage:
+    """An image and what is in it.
+
+    Attributes:
+        path: The file.
+        size: Width and height in pixels.
+        boxes: At least one.
+    """
+
+    path: Path
+    size: tuple[int, int]
+    boxes: tuple[Box, ...]
+
+    @property
+    def labels(self) -> str:
+        """A line for each object that is not difficult: class, centre, width and height as shares of the image."""
+        width, height = self.size
+        lines = []
+        for box in self.boxes:
+            if not box.is_difficult:
+                centre = (box.left + box.right) / 2 / width, (box.top + box.bottom) / 2 / height
+                sides = (box.right - box.left) / width, (box.bottom - box.top) / height
+                lines.append(" ".join([str(box.label), *(f"{value:.8f}" for value in (*centre, *sides))]) + "\n")
+        return "".join(lines)
+
+
+@dataclass(frozen=True)
+class VocData:
+    """Annotated images.
+
+    Attributes:
+        classes: Their names.
+        splits: The images of ``train`` and ``test``.
+    """
+
+    classes: tuple[str, ...]
+    splits: dict[str, tuple[AnnotatedImage, ...]]
+
+    def digest(self) -> str:
+        """A checksum of all that is learnt from: classes, names, labels and images."""
+        found = hashlib.sha256("\n".join(self.classes).encode())
+        for split, images in self.splits.items():
+            for image in images:
+                content = image.path.read_bytes()
+                found.update(f"\0{split} {image.path.name} {len(content)}\n{image.labels}\0".encode())
+                found.update(content)
+        return found.hexdigest()
+
+
+def read_voc(folder: Path, *, limit: int | None = None, test_limit: int | None = None) -> VocData:
+    """Read what a folder in VOC's layout says.
+
+    Args:
+        folder: With ``Annotations``, ``ImageSets/Main`` and ``JPEGImages``, or with these in ``VOCdevkit/VOC2007``.
+        limit: Keep only so many images for training, always the same, chosen from all over the set.
+        test_limit: Likewise for the test.
+
+    Raises:
+        ValueError: If anything is missing or not as it should be; it names the file, the rule and the value.
+    """
+    root = _find_root(folder)
+    classes = _read_classes(root)
+    names = {split: _read_set(root, split) for split in ("trainval", "test")}
+    if both := sorted({*names["trainval"]} & {*names["test"]}):
+        raise ValueError(f"{root}: an image must be in trainval.txt or in test.txt, {both[0]!r} is in both")
+    chosen = {"train": _choose(names["trainval"], limit), "test": _choose(names["test"], test_limit)}
+    splits = {split: tuple(_read_image(root, name, classes) for name in each) for split, each in chosen.items()}
+    for split, images in splits.items():
+        if not any(image.labels for image in images):
+            raise ValueError(f"{root}: the {split} images must have an object that is not difficult, got none")
+    return VocData(classes, splits)
+
+
+def _find_root(folder: Path) -> Path:
+    places = [folder, folder / "VOC2007", folder / "VOCdevkit" / "VOC2007"]
+    for place in places:
+        if all((place / name).is_dir() for name in _FOLDERS):
+            return place
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder}: must be a folder in VOC's layout, got {'a file' if folder.exists() else 'nothing'}"
+        )
+    missing = ", ".join(name for name in _FOLDERS if not (folder / name).is_dir())
+    raise ValueError(f"{folder}: must have the folders of VOC, or have them in VOCdevkit/VOC2007, lacks {missing}")
+
+
+def _read_classes(root: Path) -> tuple[str, ...]:
+    path = root / "classes.txt"
+    return tuple(_read_names(path)) if path.exists() else CLASSES
+
+
+def _read_set(root: Path, split: str) -> list[str]:
+    path = root / "ImageSets" / "Main" / f"{split}.txt"
+    names = _read_names(path)
+    for name in names:
+        if Path(name).name != name or "\\" in name:
+            raise ValueError(f"{path}: a line must be the name of an image, got {name!r}")
+    return names
+
+
+def _read_names(path: Path) -> list[str]:
+    """The lines of a file, each once."""
+    if not path.is_file():
+        raise ValueError(f"{path}: must be a file with a name in each line, is not there")
+    try:
+        names = [name for line in path.read_text(encoding="utf-8").splitlines() if (name := line.strip())]
+    except UnicodeDecodeError as err:
+        raise ValueError(f"{path}: must be text: {err}") from err
+    if not names:
+        raise ValueError(f"{path}: must have a name in each line, is empty")
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{path}: a name must come once, got {twice!r} {names.count(twice)} times")
+    return names
+
+
+def _choose(names: list[str], limit: int | None) -> list[str]:
+    if limit is None or limit >= len(names):
+        return names
+    return sorted(random.Random(0).sample(names, limit))
+
+
+def _read_image(root: Path, name: str, classes: Sequence[str]) -> AnnotatedImage:
+    path, annotation = root / "JPEGImages" / f"{name}.jpg", root / "Annotations" / f"{name}.xml"
+    for each, what in ((annotation, "annotation"), (path, "image")):
+        if not each.is_file():
+            raise ValueError(f"{each}: must be the {what} of {name!r}, which an image set names, is not there")
+    size = _open(path)
+    return AnnotatedImage(path, size, read_boxes(annotation, classes=classes, size=size))
+
+
+def _open(path: Path, *, whole: bool = False) -> tuple[int, int]:
+    """The size of an image.
+
+    Raises:
+        ValueError: If it is none, or, where all of it is read, damaged.
+    """
+    try:
+        with Image.open(path, formats=["JPEG"]) as image:
+            if whole:
+                image.load()
+            return image.size
+    except (OSError, UnidentifiedImageError, SyntaxError) as err:  # SyntaxError: PIL's for broken parts
+        raise ValueError(f"{path}: not a whole JPEG image: {err}") from err
+
+
+def write_yolo(data: VocData, folder: Path, *, digest: str) -> Path:
+    """Write images and labels as ultralytics reads them, with a description; the folder appears only when it is whole.
+
+    Args:
+        data: What to write; every image is decoded, because ultralytics leaves out damaged ones.
+        folder: Where; must not be there yet.
+        digest: Of the data, kept in the description.
+
+    Returns:
+        The description.
+
+    Raises:
+        ValueError: If an image is damaged; it names the file.
+    """
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        for split, images in data.splits.items():
+            for kind in ("images", "labels"):
+                (part / kind / split).mkdir(parents=True)
+            for image in images:
+                _open(image.path, whole=True)
+                shutil.copyfile(image.path, part / "images" / split / image.path.name)
+                label = part / "labels" / split / f"{image.path.stem}.txt"
+                label.write_text(image.labels, encoding="utf-8")
+        sets = {"train": "images/train", "val": "images/test", "test": "images/test"}
+        description = {**sets, "names": list(data.classes), "digest": digest}
+        (part / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")  # JSON is YAML
+        os.rename(part, folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return folder / DESCRIPTION

@@ -1,0 +1,239 @@
+"""Language models: the tensorized transformer that the paper trains, and a plain GPT of the same size.
+
+Both read whole sequences of at most a fixed length, give logits of the next token at every position, add learned
+positions to embeddings, and use the embedding as the head (tied, as the published code of the tensorized transformer
+has it). Modules are registered in the order of the data, so that `tempbalance.find_layers` lets each normalisation
+follow the linear layer that feeds it; the first of the GPT, which an embedding feeds, trains at the base rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, relu, scaled_dot_product_attention
+
+from tempbalance.lab.methods import unknown
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a network is; the paper's.
+
+    Attributes:
+        layers: How many blocks.
+        width: Of what goes from block to block.
+        head: Size of the one attention head; the rank of block-term attention.
+        inner: Width within a feed-forward part.
+        sequence: Tokens at most.
+        dropout: Probability, of embeddings and what each part of a block adds.
+    """
+
+    layers: int = 3
+    width: int = 256
+    head: int = 40
+    inner: int = 2100
+    sequence: int = 32
+    dropout: float = 0.3
+
+
+class BlockTermAttention(nn.Module):
+    """Attention to all pairs of positions, as one block of a block-term decomposition ("core-1"), without a softmax.
+
+    The output at i is a linear map of the numbers t(i, j, l) = sum_r g_r q_r(i) k_r(j) v_r(l) of all pairs (j, l), one
+    weight for each pair and output, so that as published a position sees those after it. The causal form takes t as 0
+    where j or l is after i. Instead of a softmax t is multiplied by n / sqrt(R p_i), where R is the rank, n the length
+    and p_i the number of pairs that i sees, so that with fresh weights what positions add has the same variance at all
+    of them. The published form divides by sqrt(R) alone; all its positions see the same number of pairs.
+
+    Args:
+        size: Of the network.
+        causal: Whether positions see only themselves and earlier ones.
+    """
+
+    factors: Tensor
+
+    def __init__(self, size: Size, *, causal: bool = True) -> None:
+        super().__init__()
+        self.core = nn.Parameter(torch.ones(size.head))
+        self.query = nn.Linear(size.width, size.head)
+        self.key = nn.Linear(size.width, size.head)
+        self.value = nn.Linear(size.width, size.head)
+        self.output = nn.Linear(size.sequence**2, size.width)
+        visible = visible_pairs(size.sequence, causal=causal)
+        scales = size.sequence / (size.head * visible.sum((1, 2), keepdim=True)).sqrt()
+        self.register_buffer("factors", visible * scales, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape ``(B, n, width)`` to the same, n at most the sequence."""
+        length, side = x.shape[1], len(self.factors)
+        terms = block_terms(self.core, self.query(x), self.key(x), self.value(x))
+        terms = terms * self.factors[:length, :length, :length]
+        weight = self.output.weight.view(-1, side, side)[:, :length, :length]
+        return linear(terms.flatten(2), weight.flatten(1), self.output.bias)
+
+
+def block_terms(core: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """t(i, j, l) = sum_r g_r q_r(i) k_r(j) v_r(l).
+
+    Args:
+        core: g, shape ``(R,)``.
+        query: q, shape ``(B, n, R)``.
+        key: k, likewise.
+        value: v, likewise.
+
+    Returns:
+        Shape ``(B, n, n, n)``.
+    """
+    batch, length, rank = query.shape
+    products = (key[:, :, None] * value[:, None]).view(batch, length * length, rank)
+    return ((query * core) @ products.transpose(1, 2)).view(batch, length, length, length)
+
+
+def visible_pairs(length: int, *, causal: bool) -> Tensor:
+    """1 where position i sees the pair (j, l), 0 elsewhere; shape ``(n, n, n)``."""
+    seen = torch.ones(length, length)
+    if causal:
+        seen = seen.tril()
+    return seen[:, :, None] * seen[:, None]
+
+
+class SoftmaxAttention(nn.Module):
+    """The usual attention, with one head.
+
+    Args:
+        size: Of the network.
+        causal: Whether positions see only themselves and earlier ones.
+    """
+
+    def __init__(self, size: Size, *, causal: bool = True) -> None:
+        super().__init__()
+        self.causal = causal
+        self.query = nn.Linear(size.width, size.head)
+        self.key = nn.Linear(size.width, size.head)
+        self.value = nn.Linear(size.width, size.head)
+        self.output = nn.Linear(size.head, size.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape ``(B, n, width)`` to the same."""
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        seen: Tensor = self.output(scaled_dot_product_attention(query, key, value, is_causal=self.causal))
+        return seen
+
+
+class FeedForward(nn.Module):
+    """Two linear layers.
+
+    Args:
+        size: Of the network.
+        activation: Between them.
+    """
+
+    def __init__(self, size: Size, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation = activation
+        self.inner = nn.Linear(size.width, size.inner)
+        self.dropout = nn.Dropout(size.dropout)
+        self.outer = nn.Linear(size.inner, size.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each position for itself."""
+        out: Tensor = self.outer(self.dropout(self.activation(self.inner(x))))
+        return out
+
+
+class TensorizedBlock(nn.Module):
+    """Block-term attention and a feed-forward part, each added and then normalised, as published."""
+
+    def __init__(self, size: Size, *, causal: bool) -> None:
+        super().__init__()
+        self.attention = BlockTermAttention(size, causal=causal)
+        self.attention_norm = nn.LayerNorm(size.width)
+        self.feed_forward = FeedForward(size, relu)
+        self.feed_forward_norm = nn.LayerNorm(size.width)
+        self.dropout = nn.Dropout(size.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape ``(B, n, width)`` to the same."""
+        x = self.attention_norm(x + self.dropout(self.attention(x)))
+        x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        return x
+
+
+class GPTBlock(nn.Module):
+    """Attention and a feed-forward part, each of what was normalised before."""
+
+    def __init__(self, size: Size, *, causal: bool) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(size.width)
+        self.attention = SoftmaxAttention(size, causal=causal)
+        self.feed_forward_norm = nn.LayerNorm(size.width)
+        self.feed_forward = FeedForward(size, gelu)
+        self.dropout = nn.Dropout(size.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape ``(B, n, width)`` to the same."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        return x
+
+
+class LanguageModel(nn.Module):
+    """Tokens to logits of the next ones.
+
+    Args:
+        num_tokens: Of the vocabulary.
+        size: Of the network.
+        block: What it has ``size.layers`` of.
+        norm: What stands before the head.
+    """
+
+    def __init__(self, num_tokens: int, size: Size, block: Callable[[], nn.Module], norm: nn.Module) -> None:
+        super().__init__()
+        self.size = size
+        self.tokens = nn.Embedding(num_tokens, size.width)
+        self.positions = nn.Embedding(size.sequence, size.width)
+        self.dropout = nn.Dropout(size.dropout)
+        self.blocks = nn.Sequential(*(block() for _ in range(size.layers)))
+        self.norm = norm
+        self.head = nn.Linear(size.width, num_tokens)
+        self.head.weight = self.tokens.weight
+        nn.init.normal_(self.tokens.weight, std=size.width**-0.5)
+        nn.init.normal_(self.positions.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Shape ``(B, n)``, n at most the sequence, to ``(B, n, num_tokens)``.
+
+        Raises:
+            ValueError: If the sequences are longer.
+        """
+        length = tokens.shape[1]
+        if length > self.size.sequence:
+            raise ValueError(f"sequences must have at most {self.size.sequence} tokens, got {length}")
+        # the head's rows have length 1; as inputs they are scaled to the size of positions
+        found = self.tokens(tokens) * math.sqrt(self.size.width) + self.positions.weight[:length]
+        logits: Tensor = self.head(self.norm(self.blocks(self.dropout(found))))
+        return logits
+
+
+def build_language_model(name: str, *, num_tokens: int, size: Size, causal: bool = True) -> LanguageModel:
+    """Build a network with fresh weights.
+
+    Args:
+        name: ``tensorized`` or ``gpt``.
+        num_tokens: Of the vocabulary.
+        size: Of the network.
+        causal: Whether positions see only themselves and earlier ones; without it a language model is told the answer.
+
+    Raises:
+        ValueError: If the name is not known.
+    """
+    if name == "tensorized":
+        return LanguageModel(num_tokens, size, lambda: TensorizedBlock(size, causal=causal), nn.Identity())
+    if name == "gpt":
+        return LanguageModel(num_tokens, size, lambda: GPTBlock(size, causal=causal), nn.LayerNorm(size.width))
+    raise ValueError(unknown("model", name, ("tensorized", "gpt")))

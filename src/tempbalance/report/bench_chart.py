@@ -1,0 +1,112 @@
+"""How fast a balancing is beside others: ratios with their spread, by network and tail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from tempbalance.report.look import COLOURS, DATA, FAINT, INK, names_param
+from tempbalance.report.study_data import check, numbered
+from tempbalance.report.study_look import (
+    Datum,
+    by_sign,
+    error_rule,
+    finish_study,
+    grid,
+    label_axis,
+    log_axis,
+    of_panel,
+    panel_title,
+    panel_width,
+)
+
+HEIGHT = 260
+_SHAPES = ("circle", "square", "triangle-up", "diamond")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many times as fast as another a balancing is.
+
+    Attributes:
+        panel: The other.
+        network: Stands under the points.
+        tail: The fit.
+        ratio: The median over rounds, > 0.
+        low, high: The ends of their middle half, > 0.
+    """
+
+    panel: str
+    network: str
+    tail: str
+    ratio: float
+    low: float
+    high: float
+
+
+def speed_chart(speeds: Sequence[Speed], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """A panel for each other: ratios on a log axis, which has the same length everywhere, and a line at 1.
+
+    Args:
+        speeds: In the order in which panels, networks and tails stand.
+        title: What is measured.
+        subtitle: Machine and versions.
+
+    Raises:
+        ValueError: If there are no speeds, or two of one network and tail in a panel.
+    """
+    check(speeds, "speed", lambda speed: (speed.panel, speed.network, speed.tail))
+    panels, labels = numbered(each.panel for each in speeds), numbered(each.network for each in speeds)
+    tails = numbered(each.tail for each in speeds)
+    data: list[Datum] = [
+        {
+            "panel": panels[each.panel],
+            "label": labels[each.network],
+            "sign": each.tail,
+            "ratio": float(f"{each.ratio:.4g}"),
+            "low": float(f"{each.low:.4g}"),
+            "high": float(f"{each.high:.4g}"),
+        }
+        for each in speeds
+    ]
+    signs = {tail: (_SHAPES[place % len(_SHAPES)], COLOURS[place % len(COLOURS)]) for place, tail in enumerate(tails)}
+    axis = log_axis((min(0.9, *(each["low"] for each in data)) / 1.1, max(each["high"] for each in data) * 1.4))
+    axis["axis"].grid = True
+    width = panel_width(len(panels))
+    charts = []
+    for name, place in panels.items():
+        mine = [datum["label"] for datum in data if datum["panel"] == place]
+        base = of_panel(alt.Chart(DATA), place)
+        x = label_axis(list(dict.fromkeys(mine)), list(labels), width)
+        layers = alt.layer(*_layers(base, x, axis, signs, with_title=place == 0))
+        charts.append(layers.properties(width=width, height=HEIGHT, title=panel_title(f"against {name}", width)))
+    return finish_study(
+        grid(charts, columns=len(panels)).add_params(names_param("label_names", list(labels))),
+        data,
+        title=title,
+        subtitle=subtitle,
+        note="Medians over interleaved rounds; lines span the middle half of the rounds.",
+        description=f"How many times as fast as {' and '.join(panels)} one balancing is, for {len(labels)} networks "
+        f"and {len(tails)} ways to find the tail.",
+    )
+
+
+def _layers(
+    base: alt.Chart, x: alt.X, axis: dict[str, Any], signs: dict[str, tuple[str, str]], *, with_title: bool
+) -> Iterator[alt.Chart]:
+    y = alt.Y("ratio:Q", title="times as fast (log)" if with_title else None, **axis)
+    yield base.mark_rule(color=FAINT, strokeWidth=1.2, aria=False).encode(y=alt.datum(1))
+    offset = alt.XOffset("sign:N", scale=alt.Scale(domain=list(signs), paddingOuter=0.1))
+    placed = base.encode(x=x, xOffset=offset)
+    looks = by_sign(signs)
+    yield error_rule(placed).encode(color=looks["color"])
+    tooltip = [
+        alt.Tooltip("sign:N", title="tail"),
+        *(alt.Tooltip(f"{field}:Q", format=".3~g") for field in ("ratio", "low", "high")),
+    ]
+    yield placed.mark_point(size=45, filled=True, opacity=1).encode(y=y, tooltip=tooltip, **looks)
+    text = placed.mark_text(dy=-10, fontSize=8.5, color=INK, aria=False)
+    yield text.encode(y=alt.Y("high:Q"), text=alt.Text("ratio:Q", format=".2~g"))

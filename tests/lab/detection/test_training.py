@@ -1,0 +1,309 @@
+"""Runs of detection, in a trainer of ours that behaves like ultralytics'; the real one is tested in `tests/vision`."""
+
+import io
+import signal
+
+import pytest
+import torch
+from rich.console import Console
+
+import tempbalance
+from tempbalance.lab.detection import recipe as recipe_module
+from tempbalance.lab.detection import training
+from tempbalance.lab.detection.recipe import DetectionRecipe
+from tempbalance.lab.errors import InterruptedRunError, TrainingError
+from tempbalance.lab.resume import OtherRunError
+from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
+from tests.cases import mlp
+from tests.lab.detection.layout import annotation_xml, make_voc, object_xml
+from tests.lab.detection.stand_in import PACKAGE, FakeYolo
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch):
+    monkeypatch.setattr(training, "load_ultralytics", lambda: PACKAGE)
+    monkeypatch.setattr(FakeYolo, "stop_at", None)
+    monkeypatch.setattr(FakeYolo, "trained", [])
+
+
+class Runs:
+    """Runs of one recipe in one folder."""
+
+    def __init__(self, tmp_path):
+        self.cache, self.folder, self.data = tmp_path / "cache", tmp_path / "run", make_voc(tmp_path / "data")
+        self.said = io.StringIO()
+
+    def __call__(self, **options):
+        defaults = {"dataset": str(self.data), "model": "yolov8n.yaml", "epochs": 3, "lr": 0.01, "batch_size": 4}
+        settings = {name: options.pop(name) for name in ("device", "precision") if name in options}
+        console = Console(file=self.said, width=200)
+        recipe = DetectionRecipe(**{**defaults, **options})
+        return training.run(recipe, self.folder, console=console, cache=self.cache, **{"device": "cpu", **settings})
+
+    @property
+    def run(self):
+        return RunFolder(self.folder)
+
+    def stop(self, event, epoch, problem):
+        FakeYolo.stop_at, FakeYolo.problem = (event, epoch), problem
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return Runs(tmp_path)
+
+
+class Killed(BaseException):
+    """As a kill: nobody takes it."""
+
+
+def kill(_):
+    raise Killed
+
+
+def test_a_run_notes_each_epoch_and_its_result_is_that_of_the_last(runs):
+    result = runs()
+    assert [line["epoch"] for line in runs.run.metrics] == [1, 2, 3]
+    assert [line["test_map"] for line in runs.run.metrics] == [30.0, 60.0, 50.0]
+    assert [line["train_loss"] for line in runs.run.metrics] == [3.0, 4.0, 5.0]
+    seconds = result.pop("seconds")
+    assert seconds > 0
+    assert result == {
+        "test_map": 50.0,
+        "test_map50": 60.0,
+        "best_map": 60.0,
+        "best_epoch": 2,
+        "epochs": 3,
+    }
+    assert runs.run.result == {**result, "seconds": seconds}
+    noted = runs.run.recipe
+    assert noted["recipe"]["kind"] == "detection"
+    assert noted["versions"]["ultralytics"] == "0.0"
+    assert "epoch 2 of 3: test mAP 60.00 %" in runs.said.getvalue()
+
+
+def scales_of(net):
+    groups = tempbalance.param_groups(net)
+    return tempbalance.TempBalance(torch.optim.SGD(groups, lr=1.0), net, scale_range=(0.6, 1.4)).last_scales
+
+
+def test_layers_are_noted_with_the_scales_of_the_weights_before_each_epoch_and_the_rates_in_it(runs):
+    runs()
+    lines = runs.run.layers
+    first = {line["layer"]: line["scale"] for line in lines if line["epoch"] == 0}
+    assert first == pytest.approx(scales_of(mlp()))
+    assert {line["epoch"] for line in lines} == {0, 1, 2}
+    base = {epoch: 0.01 * (1 - epoch / 3) for epoch in range(3)}
+    for line in lines:
+        assert line["rate"] == pytest.approx(base[line["epoch"]] * line["scale"])
+    for epoch, line in enumerate(runs.run.metrics):
+        scales = [each["scale"] for each in lines if each["epoch"] == epoch]
+        assert line["lr_min"] == pytest.approx(base[epoch] * min(*scales, 1))
+        assert line["lr_max"] == pytest.approx(base[epoch] * max(*scales, 1))
+
+
+def test_without_balancing_layers_are_scored_and_keep_the_rate(runs):
+    runs(method="adamw")
+    assert {line["scale"] for line in runs.run.layers} == {1.0}
+    assert all(line["alpha"] > 1 for line in runs.run.layers)
+
+
+@pytest.mark.parametrize("event", ["on_train_epoch_end", "on_model_save", "on_fit_epoch_end"])
+def test_a_run_that_was_killed_goes_on_after_its_last_epoch(runs, event):
+    runs.stop(event, 1, kill)
+    with pytest.raises(Killed):
+        runs()
+    finished = 2 if event == "on_fit_epoch_end" else 1
+    FakeYolo.stop_at = None
+    runs()
+    first, second = FakeYolo.trained
+    assert not first["resume"]
+    assert second["resume"]
+    assert second["source"] == str(runs.folder / "ultralytics" / "weights" / "last.pt")
+    assert [line["epoch"] for line in runs.run.metrics] == [1, 2, 3]
+    noted = [(line["epoch"], line["layer"]) for line in runs.run.layers]
+    assert len(noted) == len({*noted})
+    assert {epoch for epoch, _ in noted} == {0, 1, 2}
+    assert f"going on after epoch {finished} in" in runs.said.getvalue()
+
+
+def test_a_kill_between_the_log_and_the_checkpoint_repeats_the_epoch_without_a_second_line(runs, monkeypatch):
+    save = RunFolder.save_checkpoint
+
+    def kill_second(self, write):
+        if len(self.metrics) == 2:
+            raise Killed
+        save(self, write)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_checkpoint", kill_second)
+        with pytest.raises(Killed):
+            runs()
+    assert len(runs.run.metrics) == 2
+    runs()
+    assert [line["epoch"] for line in runs.run.metrics] == [1, 2, 3]
+    noted = [(line["epoch"], line["layer"]) for line in runs.run.layers]
+    assert len(noted) == len({*noted})
+
+
+def test_a_run_that_was_killed_before_its_result_was_written_only_writes_it(runs):
+    runs.stop("on_train_end", 2, kill)
+    with pytest.raises(Killed):
+        runs()
+    assert runs.run.result is None
+    assert runs()["test_map"] == 50.0
+    assert len(FakeYolo.trained) == 1
+
+
+def test_seconds_are_those_of_all_parts(runs, monkeypatch):
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr("tempbalance.lab.detection.record.time.monotonic", lambda: float(next(clock)))
+    runs.stop("on_fit_epoch_end", 0, kill)
+    with pytest.raises(Killed):
+        runs()
+    FakeYolo.stop_at = None
+    assert runs()["seconds"] == 10 + 20  # a reading at each start and each epoch
+
+
+def test_a_complete_run_is_not_trained_again(runs):
+    result = runs()
+    assert runs() == result
+    assert len(FakeYolo.trained) == 1
+    assert "is complete already" in runs.said.getvalue()
+
+
+@pytest.fixture
+def handler():
+    """What somebody else has asked SIGTERM to do."""
+
+    def handle(*_):
+        raise AssertionError("SIGTERM did not end the run")
+
+    before = signal.signal(signal.SIGTERM, handle)
+    yield handle
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_what_is_kept(runs, handler, number):
+    runs.stop("on_train_epoch_start", 2, lambda _: signal.raise_signal(number))
+    with pytest.raises(InterruptedRunError, match="stopped with 2 of 3 epochs finished and kept in"):
+        runs()
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def spoil_loss(trainer):
+    trainer.tloss["cls_loss"] = float("nan")
+
+
+def halve_batch(trainer):
+    trainer.batch_size //= 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (spoil_loss, r"the loss is nan in epoch 2; rates are up to 0\.00"),
+        (halve_batch, "batch_size must fit into the memory, 4 images of 640 pixels do not: ultralytics went on with 2"),
+    ],
+)
+def test_what_ultralytics_would_pass_over_ends_the_run(runs, problem, said):
+    runs.stop("on_train_epoch_end", 1, problem)
+    with pytest.raises(TrainingError, match=said):
+        runs()
+    assert len(runs.run.metrics) == 1
+
+
+def test_a_full_disk_is_told_with_the_epoch(runs, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", full)
+    with pytest.raises(TrainingError, match=r"epoch 1 cannot be written to .*: no space left"):
+        runs()
+
+
+def test_another_recipe_and_changed_data_are_refused(runs):
+    runs()
+    with pytest.raises(OtherRunError, match=r"lr: 0\.01 in the folder, 0\.02 asked for"):
+        runs(lr=0.02)
+    (runs.data / "Annotations" / "a.xml").write_text(annotation_xml(object_xml("cat")))
+    with pytest.raises(OtherRunError, match="data: the content of"):
+        runs()
+
+
+def test_a_folder_in_which_another_process_trains_is_busy(runs):
+    with RunFolder(runs.folder).locked(), pytest.raises(BusyRunError):
+        runs()
+
+
+def test_a_log_that_lacks_an_epoch_is_not_gone_on_from(runs):
+    runs.stop("on_train_epoch_start", 2, kill)
+    with pytest.raises(Killed):
+        runs()
+    path = runs.folder / "metrics.jsonl"
+    path.write_text(path.read_text().splitlines()[1] + "\n")
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: must have a line for each of the 2 finished epochs"):
+        runs()
+
+
+def test_damaged_checkpoints_are_said_and_the_run_starts_again(runs):
+    runs.stop("on_train_epoch_start", 2, kill)
+    with pytest.raises(Killed):
+        runs()
+    for name in ("last.ckpt", "previous.ckpt"):
+        (runs.folder / name).write_bytes(b"damaged")
+    FakeYolo.stop_at = None
+    runs()
+    assert "last.ckpt and previous.ckpt in" in runs.said.getvalue()
+    assert not FakeYolo.trained[-1]["resume"]
+    assert [line["epoch"] for line in runs.run.metrics] == [1, 2, 3]
+
+
+def test_the_options_of_ultralytics_are_the_papers():
+    options = training.train_options(DetectionRecipe(method="adamw"), known={"cls_remap"})
+    expected = {
+        "optimizer": "AdamW", "lr0": 1e-5, "lrf": 0.0, "cos_lr": True, "momentum": 0.9, "weight_decay": 5e-4,
+        "epochs": 200, "batch": 64, "nbs": 64, "patience": 0, "warmup_epochs": 0.0, "cls_remap": False, "seed": 43,
+    }  # fmt: skip
+    assert options.items() >= expected.items()
+    assert "cls_remap" not in training.train_options(DetectionRecipe(), known={})
+
+
+def test_betas_and_eps_are_set_in_the_optimizer(runs):
+    seen = []
+    runs.stop("on_train_epoch_end", 0, lambda trainer: seen.extend(trainer.optimizer.param_groups))
+    runs(betas=(0.8, 0.99), eps=1e-6)
+    assert {(group["betas"], group["eps"]) for group in seen} == {((0.8, 0.99), 1e-6)}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "tpu"}, "device must be one of auto, gpu, cuda, cpu, mps for detection, got 'tpu'"),
+        ({"precision": "64-true"}, "precision must be one of .* for detection, got '64-true'"),
+        pytest.param(
+            {"device": "cuda"},
+            "device must be cpu or mps, or auto, .* got 'cuda'",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_a_device_or_precision_that_cannot_be_is_refused(runs, options, said):
+    with pytest.raises(ValueError, match=said):
+        runs(**options)
+    assert not runs.folder.exists()
+
+
+def test_weights_are_found_or_downloaded_only_when_the_model_asks_for_them(runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(training, "find_weights", lambda model, cache: tmp_path / f"{model}.pt")
+    runs(model="yolov8n")
+    assert FakeYolo.trained[0]["source"] == str(tmp_path / "yolov8n.pt")
+
+
+def test_what_to_install_is_said_where_ultralytics_is_missing(runs, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(recipe_module, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="pip install ultralytics"):
+        runs()
+    assert not runs.folder.exists()

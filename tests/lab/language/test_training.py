@@ -1,0 +1,131 @@
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from tempbalance.lab.errors import TrainingError
+from tempbalance.lab.language.recipe import LanguageRecipe
+from tempbalance.lab.language.text import load_text
+from tempbalance.lab.language.training import LanguageTraining, find_device, run
+from tempbalance.runlog import RunFolder
+
+TINY: dict[str, Any] = {
+    "layers": 1, "width": 16, "head": 8, "inner": 24, "sequence": 8, "batch_size": 4, "iterations": 10, "interval": 2,
+    "evaluate_every": 4, "min_eigenvalues": 8, "lr": 0.01, "tokens": "characters",
+}  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "own.txt"
+    path.write_text("the cat sat on the mat, and the dog saw it.\n" * 20)
+    return str(path)
+
+
+def training(text: str, **options: Any) -> LanguageTraining:
+    task = LanguageRecipe(**{**TINY, "dataset": text, **options})
+    return LanguageTraining(task, load_text(text, tokens=task.tokens))
+
+
+def weights(found: LanguageTraining) -> list[torch.Tensor]:
+    return [each.detach().clone() for each in found.network.parameters()]
+
+
+@pytest.mark.parametrize("method", ["adam", "tb+adam"])
+@pytest.mark.parametrize("model", ["tensorized", "gpt"])
+def test_a_resumed_run_equals_one_that_never_stopped(text: str, model: str, method: str) -> None:
+    straight = training(text, model=model, method=method)
+    lines = [straight.epoch(number) for number in (1, 2, 3)]
+    first = training(text, model=model, method=method)
+    first.epoch(1)
+    buffer = io.BytesIO()
+    torch.save(first.state_dict(), buffer)
+    torch.rand(7)  # what others draw moves nothing
+    second = training(text, model=model, method=method)
+    second.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
+    assert [second.epoch(number) for number in (2, 3)] == lines[1:]
+    for ours, theirs in zip(weights(second), weights(straight), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_rates_are_the_cosine_times_each_layers_scale(text: str) -> None:
+    found = training(text)
+    found.epoch(1)
+    cosine = 0.01 * (1 + math.cos(math.pi * 4 / 10)) / 2
+    scales = found.scheduler.last_scales
+    assert max(scales.values()) == pytest.approx(1.5)
+    assert min(scales.values()) == pytest.approx(0.5)
+    for group in found.optimizer.param_groups:
+        assert group["lr"] == pytest.approx(cosine * scales.get(group.get("layer"), 1.0))
+
+
+def test_without_balancing_all_train_at_the_cosine_and_layers_are_scored_with_each_epoch(text: str) -> None:
+    found = training(text, method="adam")
+    _, lines = found.epoch(1)
+    assert {line["scale"] for line in lines} == {1.0}
+    assert all(line["rate"] == pytest.approx(0.01 * (1 + math.cos(math.pi * 4 / 10)) / 2) for line in lines)
+    assert len(found.timings["balancing"]) == 1
+
+
+def test_perplexity_is_that_of_the_tokens_one_by_one(text: str) -> None:
+    found = training(text)
+    metrics, _ = found.epoch(1)
+    tokens, losses = found.parts["test"], []
+    for place in range(1, len(tokens)):
+        begin = (place - 1) // 8 * 8
+        logits = found.network(tokens[None, begin:place])[0, -1]
+        losses.append(-logits.log_softmax(0)[tokens[place]].item())
+    assert metrics["test_perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+
+
+def test_training_learns_a_text_that_repeats_itself(text: str) -> None:
+    found = training(text, iterations=300, evaluate_every=150, dropout=0.0)
+    before = found._perplexity("test")
+    found.epoch(1)
+    assert found._perplexity("test") < 3 < before
+
+
+def test_seeds_give_other_weights_and_the_same_seed_the_same(text: str) -> None:
+    one, same, other = (weights(training(text, seed=seed))[0] for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_a_run_writes_what_reports_read_and_says_when_it_is_complete(text: str, tmp_path: Path) -> None:
+    task = LanguageRecipe(**{**TINY, "dataset": text})
+    console = Console(file=io.StringIO())
+    result = run(task, tmp_path / "run", console=console, device="cpu")
+    folder = RunFolder(tmp_path / "run")
+    assert [line["epoch"] for line in folder.metrics] == [1, 2, 3]
+    assert result["test_perplexity"] == folder.metrics[-1]["test_perplexity"]
+    assert result["num_balancings"] == 5
+    assert all(math.isfinite(result[name]) for name in task.result_names)
+    assert {"epoch_seconds", "balancing_seconds"} <= set(result)
+    assert {line["epoch"] for line in folder.layers} == {0, 1, 2, 3}
+    assert set(folder.layers[0]) == {"epoch", "layer", "alpha", "score", "scale", "rate"}
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    assert run(task, tmp_path / "run", console=console, device="cpu") == result
+    assert "complete already" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_iteration_and_rate(text: str) -> None:
+    found = training(text, method="adam", lr=1e30)
+    with pytest.raises(TrainingError, match=r"iteration \d+.*|layers cannot be scored"):
+        found.epoch(1)
+
+
+@pytest.mark.parametrize("settings", [{"device": "tpu"}, {"precision": "bf16-mixed"}])
+def test_a_setting_of_no_use_is_refused(text: str, tmp_path: Path, settings: dict[str, str]) -> None:
+    task = LanguageRecipe(**{**TINY, "dataset": text})
+    with pytest.raises(ValueError, match=r"must be .* got '(tpu|bf16-mixed)'"):
+        run(task, tmp_path / "run", console=Console(quiet=True), **settings)  # type: ignore[arg-type]
+
+
+def test_the_cpu_is_always_there() -> None:
+    assert find_device("cpu").type == "cpu"
+    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")

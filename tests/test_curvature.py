@@ -1,0 +1,308 @@
+"""Eigenvalues of Hessian, Fisher matrix and neural tangent kernel against the matrices themselves."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, hessian, jacrev
+from torch.nn.functional import cross_entropy, mse_loss
+
+from tempbalance.curvature import (
+    decay_exponent,
+    fisher_eigenvalues,
+    hessian_eigenvalues,
+    ntk_eigenvalues,
+    output_covariance,
+)
+from tempbalance.errors import TailError, TempBalanceError
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(inputs)))))
+
+
+class Attention(nn.Module):
+    """One head, with torch's fused attention, whose fast kernels cannot be differentiated twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.last = nn.Linear(5, 12), nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = self.qkv(inputs.unsqueeze(1).unsqueeze(1).expand(-1, 1, 3, 5)).chunk(3, -1)
+        return self.last(nn.functional.scaled_dot_product_attention(queries, keys, values)[:, 0, 0])
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+MODELS = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3)), (5,)),
+    "conv": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(36, 3)),
+        (1, 5, 5),
+    ),
+    "dropout": (lambda: nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Dropout(), nn.Linear(9, 3)), (5,)),
+    "tied": (Tied, (5,)),
+    "frozen": (frozen, (5,)),
+    "attention": (Attention, (5,)),
+}
+
+
+def case(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """A model in training mode that has seen data, and batches of different sizes."""
+    torch.manual_seed(3)
+    make, shape = MODELS[name]
+    model = make().to(dtype)
+    inputs, targets = torch.randn(17, *shape, dtype=dtype), torch.randint(3, (17,))
+    model(inputs)  # moves the statistics of BatchNorm
+    return model, [(inputs[:7], targets[:7]), (inputs[7:14], targets[7:14]), (inputs[14:], targets[14:])]
+
+
+def dense(model: nn.Module, data: list) -> tuple[np.ndarray, np.ndarray]:
+    """The Hessian of the mean cross entropy and the Jacobian, outputs x parameters, in float64 and in full."""
+    model = copy.deepcopy(model).double().eval()
+    inputs = torch.cat([batch[0] for batch in data]).double()
+    targets = torch.cat([batch[1] for batch in data])
+    names = [name for name, each in model.named_parameters() if each.requires_grad]
+    shapes = [dict(model.named_parameters())[name].shape for name in names]
+
+    def outputs(flat: torch.Tensor) -> torch.Tensor:
+        parts = flat.split([shape.numel() for shape in shapes])
+        by_name = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return functional_call(model, by_name, (inputs,))
+
+    flat = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in names])
+    matrix = hessian(lambda each: cross_entropy(outputs(each), targets))(flat)
+    return matrix.numpy(), jacrev(lambda each: outputs(each).flatten())(flat).numpy()
+
+
+def largest(matrix: np.ndarray, k: int) -> np.ndarray:
+    return np.linalg.eigvalsh(matrix)[::-1][:k]
+
+
+def assert_near(found: torch.Tensor, expected: np.ndarray, tolerance: float = 1e-5) -> None:
+    assert found.dtype == torch.float64
+    assert found.shape == expected.shape
+    assert np.abs(found.numpy() - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", MODELS)
+def test_eigenvalues_are_those_of_the_dense_matrices(name, dtype):
+    model, data = case(name, dtype)
+    matrix, jacobian = dense(model, data)
+    assert_near(hessian_eigenvalues(model, cross_entropy, data, k=8), largest(matrix, 8))
+    assert_near(fisher_eigenvalues(model, data, k=8), largest(jacobian.T @ jacobian / 17, 8))
+    assert_near(ntk_eigenvalues(model, data, k=8), largest(jacobian @ jacobian.T, 8))
+
+
+@pytest.mark.parametrize("k", [1, 41, 42, 83, 84, 85, 1000])  # of 84 parameters and 51 outputs
+def test_any_number_of_eigenvalues_can_be_asked_for(k):
+    model, data = case("mlp")
+    matrix, jacobian = dense(model, data)
+    assert_near(hessian_eigenvalues(model, cross_entropy, data, k=k), largest(matrix, k))
+    assert_near(ntk_eigenvalues(model, data, k=k), largest(jacobian @ jacobian.T, k))
+
+
+def test_fisher_matrix_and_neural_tangent_kernel_share_their_spectrum_up_to_the_number_of_samples():
+    model, data = case("mlp")
+    num_parameters = sum(each.numel() for each in model.parameters())
+    assert num_parameters > 17 * 3  # so the Fisher matrix has zeros beyond
+    fisher, ntk = fisher_eigenvalues(model, data, k=num_parameters), ntk_eigenvalues(model, data, k=51)
+    torch.testing.assert_close(fisher[:51], ntk / 17, rtol=1e-9, atol=1e-12)
+    assert fisher[51:].abs().max() < 1e-12
+
+
+def test_the_hessian_of_least_squares_with_a_linear_network_is_known():
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(40, 6, dtype=torch.float64), torch.randn(40, 1, dtype=torch.float64)
+    model = nn.Linear(6, 1, bias=False).double()
+    found = hessian_eigenvalues(model, mse_loss, [(inputs, targets)], k=6)
+    assert_near(found, largest(2 * (inputs.T @ inputs / 40).numpy(), 6), 1e-12)
+
+
+def test_many_parameters_take_no_more_memory_than_some_vectors():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(50, 400), nn.Tanh(), nn.Linear(400, 2))  # a dense matrix would take 3.6 GB
+    inputs = torch.randn(20, 50)
+    found = fisher_eigenvalues(model, [(inputs, None)], k=5)
+    jacobian = jacrev(lambda each: functional_call(model, each, (inputs,)).flatten())(dict(model.named_parameters()))
+    rows = torch.cat([each.detach().flatten(1) for each in jacobian.values()], 1).double().numpy()
+    assert_near(found, largest(rows @ rows.T / 20, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_output_covariance_is_the_mean_of_outer_products(dtype):
+    model, data = case("conv", dtype)
+    outputs = copy.deepcopy(model).double().eval()(torch.cat([batch[0] for batch in data]).double()).detach()
+    expected = sum(torch.outer(row, row) for row in outputs) / 17
+    torch.testing.assert_close(output_covariance(model, data), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_batches_count_by_their_size():
+    model, data = case("mlp")
+    whole = [tuple(torch.cat(parts) for parts in zip(*data, strict=True))]
+    torch.testing.assert_close(
+        hessian_eigenvalues(model, cross_entropy, data, k=4), hessian_eigenvalues(model, cross_entropy, whole, k=4)
+    )
+
+
+def test_the_same_seed_gives_the_same_bits():
+    model, data = case("conv")
+    first, again = (hessian_eigenvalues(model, cross_entropy, data, k=3, seed=5) for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_model_and_random_state_are_left_as_they_were():
+    model, data = case("conv")
+    model[1].eval()
+    cross_entropy(model(data[0][0]), data[0][1]).backward()
+    state = copy.deepcopy(model.state_dict())
+    gradients = [each.grad.clone() for each in model.parameters()]
+    modes = [module.training for module in model.modules()]
+    random = torch.get_rng_state()
+    with torch.no_grad():
+        hessian_eigenvalues(model, cross_entropy, data, k=2)
+        fisher_eigenvalues(model, data, k=2)
+        ntk_eigenvalues(model, data, k=2)
+        output_covariance(model, data)
+    assert modes == [module.training for module in model.modules()]
+    assert all(torch.equal(each, state[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(each.grad, kept) for each, kept in zip(model.parameters(), gradients, strict=True))
+    assert all(each.requires_grad for each in model.parameters())
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_modes_are_put_back_after_an_error_too():
+    model, data = case("mlp")
+    with pytest.raises(ValueError, match="scalar"):
+        hessian_eigenvalues(model, lambda outputs, targets: outputs, data)
+    assert model.training
+
+
+def test_a_data_loader_does():
+    model, data = case("mlp")
+    inputs, targets = (torch.cat(parts) for parts in zip(*data, strict=True))
+    dataset = torch.utils.data.TensorDataset(inputs, targets)
+    expected = ntk_eigenvalues(model, data, k=3)
+    torch.testing.assert_close(
+        ntk_eigenvalues(model, torch.utils.data.DataLoader(dataset, batch_size=5), k=3), expected
+    )
+    with pytest.raises(ValueError, match="same batches each time"):
+        ntk_eigenvalues(model, torch.utils.data.DataLoader(dataset, batch_size=5, shuffle=True), k=3)
+
+
+def test_a_matrix_of_zeros_has_eigenvalues_of_zero():
+    model = nn.Linear(80, 1).double()
+    data = [(torch.ones(4, 80, dtype=torch.float64), None)]
+    assert torch.equal(
+        hessian_eigenvalues(model, lambda outputs, _: outputs.mean(), data, k=3), torch.zeros(3, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, True])
+def test_k_must_be_a_whole_number_of_at_least_one(k):
+    model, data = case("mlp")
+    with pytest.raises(ValueError, match=f"k must be a whole number of at least 1, got {k!r}"):
+        hessian_eigenvalues(model, cross_entropy, data, k=k)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1e-3, float("nan"), 1.0])
+def test_tolerance_must_be_between_zero_and_one(tolerance):
+    model, data = case("mlp")
+    with pytest.raises(ValueError, match="tolerance must be above 0 and below 1, got"):
+        fisher_eigenvalues(model, data, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda model, data: hessian_eigenvalues(model, cross_entropy, data),
+        fisher_eigenvalues,
+        ntk_eigenvalues,
+        output_covariance,
+    ],
+)
+def test_data_must_be_there_and_come_again(compute):
+    model, data = case("mlp")
+    with pytest.raises(ValueError, match="data must have at least one sample, got none"):
+        compute(model, [])
+    with pytest.raises(ValueError, match="data must have at least one sample, got none"):
+        compute(model, [(torch.zeros(0, 5, dtype=torch.float64), torch.zeros(0, dtype=torch.long))])
+    with pytest.raises(ValueError, match="data must be gone through more than once, as a list or a DataLoader"):
+        compute(model, iter(data))
+    with pytest.raises(ValueError, match="a batch of data must be a pair of inputs, a tensor, and targets, got Tensor"):
+        compute(model, [data[0][0]])
+    with pytest.raises(ValueError, match="got tuple of 3"):
+        compute(model, [(*data[0], None)])
+
+
+def test_a_loss_must_be_a_finite_scalar_that_depends_on_the_parameters():
+    model, data = case("mlp")
+    with pytest.raises(ValueError, match=r"loss must be a scalar tensor, got one of shape \(7,\) for batch 0"):
+        hessian_eigenvalues(model, lambda outputs, targets: outputs[:, 0], data)
+    with pytest.raises(ValueError, match="loss must be a scalar tensor, got float for batch 0"):
+        hessian_eigenvalues(model, lambda outputs, targets: 1.0, data)
+    with pytest.raises(TempBalanceError, match="loss must be finite, got nan for batch 0"):
+        hessian_eigenvalues(model, lambda outputs, targets: outputs.mean() * float("nan"), data)
+    with pytest.raises(ValueError, match="loss must depend on the trainable parameters"):
+        hessian_eigenvalues(model, lambda outputs, targets: outputs.detach().mean(), data)
+
+
+def test_outputs_must_be_a_finite_tensor_with_an_entry_for_each_sample():
+    _, data = case("mlp")
+    with pytest.raises(ValueError, match="model must give a tensor with an entry for each sample, got tuple for batch"):
+        fisher_eigenvalues(nn.LSTM(5, 4).double(), data)
+    model, _ = case("mlp")
+    with torch.no_grad():
+        model[-1].weight[0, 0] = float("inf")
+    with pytest.raises(TempBalanceError, match="outputs of the model must be finite, got NaN or infinity for batch 0"):
+        output_covariance(model, data)
+
+
+def test_there_must_be_trainable_parameters():
+    model, data = case("mlp")
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="model must have a trainable parameter, got none of 4"):
+        ntk_eigenvalues(model, data)
+    assert output_covariance(model, data).shape == (3, 3)  # which needs none
+
+
+@pytest.mark.parametrize("s", [0.2, 1.0, 3.2])
+def test_the_decay_exponent_of_an_exact_power_law_is_its_own(s):
+    values = 7 * np.arange(1, 31.0) ** -s
+    assert decay_exponent(values) == pytest.approx(s, rel=1e-12)
+    assert decay_exponent(torch.from_numpy(values[::-1].copy())) == pytest.approx(s, rel=1e-12)
+    assert decay_exponent([*values, 0.0, -1.0]) == pytest.approx(s, rel=1e-12)
+
+
+def test_the_decay_exponent_is_the_slope_of_least_squares():
+    values = np.array([5.0, 4.0, 1.5, 1.2, 0.1])
+    expected = -np.polyfit(np.log(np.arange(1, 6)), np.log(values), 1)[0]
+    assert decay_exponent(values) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [2.0, 0.0, -1.0]])
+def test_the_decay_exponent_needs_two_positive_values(values):
+    with pytest.raises(TailError, match="decay needs at least 2 positive eigenvalues, got"):
+        decay_exponent(values)
+
+
+def test_the_decay_exponent_refuses_what_is_not_finite():
+    with pytest.raises(TailError, match="eigenvalues must be finite"):
+        decay_exponent([1.0, float("nan")])
