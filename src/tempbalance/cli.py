@@ -11,10 +11,11 @@ from rich.console import Console
 from tempbalance import __version__
 from tempbalance.bench.command import bench
 from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
+from tempbalance.lab.kinds import find_kind, run_task
 from tempbalance.lab.methods import METHODS
-from tempbalance.lab.options import check_dataset
+from tempbalance.lab.options import check_dataset, read_options
 from tempbalance.lab.recipe import SEEDS, Recipe
-from tempbalance.lab.task import read_recipe
+from tempbalance.lab.task import Task, read_recipe
 from tempbalance.runlog import RunFolder
 from tempbalance.study_commands import study
 from tempbalance.terminal import answered, messages, out_folder, stoppable
@@ -84,6 +85,10 @@ def train(
 ) -> None:
     """Train one recipe; the same command on the same folder goes on where it stopped."""
     with answered("lab"), stoppable():
+        if recipe is not None and (kind := read_options(recipe).get("kind", "images")) != "images":
+            settings = {"device": device, "precision": precision, "threads": threads, "cache": cache}
+            _train_other(find_kind(str(kind)), recipe, options, out, settings)
+            return
         given = {**(read_recipe(recipe, Recipe) if recipe else {}), **options}
         chosen = Recipe.from_dict(given)
         folder = out_folder(out, Path("runs") / chosen.name)
@@ -112,6 +117,22 @@ def train(
             best = f"best {result['best_accuracy']:.2f} % in epoch {result['best_epoch']}"
             time = seconds_text(result["seconds"])
             typer.echo(f"{chosen.name}: test accuracy {result['test_accuracy']:.2f} %, {best}, {time}")
+
+
+def _train_other(
+    kind: type[Task], recipe: Path, options: dict[str, Any], out: str | None, settings: dict[str, Any]
+) -> None:
+    """Train a recipe file of another kind than images: its own options, and those given that it has."""
+    from tempbalance.lab.view import seconds_text
+
+    chosen = kind.from_dict({**read_recipe(recipe, kind), **options})
+    folder = out_folder(out, Path("runs") / chosen.name)
+    if not RunFolder(folder).is_begun:
+        chosen.check_data()
+    result = run_task(chosen, folder, messages, {**settings, "log_every": 10, "tensorboard": False})
+    if result is not None:
+        value, time = chosen.measure.text(result[chosen.measure.name]), seconds_text(result["seconds"])
+        typer.echo(f"{chosen.name}: {value}, {time}")
 
 
 @app.command()

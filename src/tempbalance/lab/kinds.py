@@ -59,9 +59,15 @@ def ask(folder: Path, task: Task) -> None:
 
 
 def run_asked(folder: Path, console: Console, settings: Mapping[str, Any]) -> Line | None:
-    """Train what a folder's ``asked.json`` asks for.
+    """Train what a folder's ``asked.json`` asks for; the rest is as for `run_task`."""
+    return run_task(make_task(read_options(folder / ASKED)), folder, console, settings)
+
+
+def run_task(task: Task, folder: Path, console: Console, settings: Mapping[str, Any]) -> Line | None:
+    """Train a recipe to its end.
 
     Args:
+        task: What to train.
         folder: The run's.
         console: Where it says how it goes.
         settings: ``device``, ``precision``, ``threads``, ``cache``, ``log_every`` and ``tensorboard``.
@@ -70,9 +76,8 @@ def run_asked(folder: Path, console: Console, settings: Mapping[str, Any]) -> Li
         The run's result.
 
     Raises:
-        ValueError: If the recipe is none; other errors are those of the kind.
+        ValueError: If something asked for does not exist; other errors are those of the kind.
     """
-    task = make_task(read_options(folder / ASKED))
     run = import_module(f"tempbalance.lab.{_KINDS[task.kind][1]}").run
     cache = Path(settings["cache"]) if settings["cache"] else None
     result: Line | None = run(task, folder, console=console, **{**settings, "cache": cache})

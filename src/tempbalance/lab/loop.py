@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from rich.console import Console
 
 from tempbalance.lab.errors import InterruptedRunError, TrainingError
 from tempbalance.lab.kinds import task_options
@@ -124,3 +125,20 @@ def _save(state: dict[str, Any], path: Path) -> None:
 def _told(task: Task, metrics: Line) -> str:
     value = metrics.get(task.measure.name)
     return f"epoch {metrics['epoch']} of {task.num_epochs}" + ("" if value is None else f": {task.measure.text(value)}")
+
+
+def find_device(name: str) -> torch.device:
+    """A device of torch by Lightning's name.
+
+    Raises:
+        ValueError: If it is not there.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name not in ("cpu", "gpu", "cuda", "auto") or (name in ("gpu", "cuda") and not has_gpu):
+        raise ValueError(f"device must be cpu, auto, or gpu where there is one, got {name!r}")
+    return torch.device("cuda", torch.cuda.current_device()) if has_gpu and name != "cpu" else torch.device("cpu")
+
+
+def say(console: Console, text: str) -> None:
+    """A sentence in a line of its own, as it is."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     import altair as alt
 
 _SECONDS = {"balancing": "seconds a balancing", "balancing_an_epoch": "seconds of balancing an epoch"}
-_SEARCHED = ("lr", "snr", "scale_range", "restart_epochs", "restart_factor", "lookahead_steps", "lookahead_alpha")
+_SEARCHED = (
+    "lr", "snr", "scale_range", "tail_fraction", "interval", "restart_epochs", "restart_factor", "lookahead_steps",
+    "lookahead_alpha",
+)  # fmt: skip
 
 
 def accuracy_table(findings: Findings, *, seconds: str | None = None) -> ResultTable:

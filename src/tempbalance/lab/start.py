@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
+from tempbalance.lab.loop import say
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.show import ShowProgress
 from tempbalance.lab.training import train
@@ -62,8 +63,3 @@ def start(
 def run(recipe: Recipe, folder: Path, *, device: str, **options: Any) -> Line | None:
     """Train a recipe for a sweep; ``options`` as for `start`."""
     return start(recipe, folder, accelerator=device, **options)
-
-
-def say(console: Console, text: str) -> None:
-    """A sentence in a line of its own, as it is."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

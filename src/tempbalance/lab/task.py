@@ -140,4 +140,6 @@ def read_recipe(path: Path, kind: type[Task]) -> dict[str, Any]:
     Raises:
         ValueError: If the file does not hold options by name, or one of them is not as it should be; it names the file.
     """
-    return kind.checked(read_options(path), where=f"{path}: ")
+    options = read_options(path)
+    options.pop("kind", None)
+    return kind.checked(options, where=f"{path}: ")

@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_
 from tempbalance.lab.detection.record import Recorder, go_on
 from tempbalance.lab.errors import InterruptedRunError
 from tempbalance.lab.kinds import task_options
+from tempbalance.lab.loop import say
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.resume import check_run, finished
 from tempbalance.lab.versions import versions
@@ -75,17 +77,15 @@ def run(
     data = ready_data(recipe.dataset, cache=cache, limit=recipe.limit, test_limit=recipe.test_limit)
     check_run(run_folder, recipe, precision=precision, digest=data.digest)
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    tell = partial(say, console)
     with run_folder.locked():
         if (result := finished(run_folder, recipe)) is not None:
-            say(f"{folder} is complete already")
+            tell(f"{folder} is complete already")
             return result
         made_with = {"versions": {**versions(), OWN_FILES: package.__version__}, "data": data.digest}
         begun = {"recipe": task_options(recipe), **made_with, "precision": precision}
-        progress = go_on(run_folder, folder / OWN_FILES, begun, say)
-        recorder = Recorder(recipe, run_folder, progress, say=say, threads=threads)
+        progress = go_on(run_folder, folder / OWN_FILES, begun, tell)
+        recorder = Recorder(recipe, run_folder, progress, say=tell, threads=threads)
         if progress.epoch < recipe.num_epochs:
             with _interruptible(recipe, run_folder):
                 _train(package, recipe, data, recorder, folder, options, cache)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -22,7 +23,7 @@ from tempbalance.lab.language.batches import TrainingBatches, evaluation_batches
 from tempbalance.lab.language.networks import Size, build_language_model
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.language.text import TextData, load_text
-from tempbalance.lab.loop import train_in
+from tempbalance.lab.loop import find_device, say, train_in
 from tempbalance.runlog import Line
 
 _EVALUATED = 120  # sequences at a time
@@ -235,17 +236,5 @@ def run(
         folder,
         training,
         digest=data.digest(),
-        say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
+        say=partial(say, console),
     )
-
-
-def find_device(name: str) -> torch.device:
-    """A device of torch by Lightning's name.
-
-    Raises:
-        ValueError: If it is not there.
-    """
-    has_gpu = torch.cuda.is_available()
-    if name not in ("cpu", "gpu", "cuda", "auto") or (name in ("gpu", "cuda") and not has_gpu):
-        raise ValueError(f"device must be cpu, auto, or gpu where there is one, got {name!r}")
-    return torch.device("cuda", torch.cuda.current_device()) if has_gpu and name != "cpu" else torch.device("cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,8 +18,7 @@ from tempbalance.curvature import decay_exponent, hessian_eigenvalues, ntk_eigen
 from tempbalance.errors import TempBalanceError
 from tempbalance.lab.data import ImageData, load_data
 from tempbalance.lab.errors import TrainingError
-from tempbalance.lab.language.training import find_device
-from tempbalance.lab.loop import train_in
+from tempbalance.lab.loop import find_device, say, train_in
 from tempbalance.lab.matrices.penalty import covariance_eigenvalues, decay_penalty
 from tempbalance.lab.matrices.recipe import MatricesRecipe
 from tempbalance.runlog import Line
@@ -186,5 +186,5 @@ def run(
         folder,
         training,
         digest=data.digest(),
-        say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
+        say=partial(say, console),
     )
