@@ -206,8 +206,8 @@ ARROWS = {
 # what any study may know: adding one takes a file and no line here
 STUDY = {"core.tail", "lab.findings", "lab.names", "lab.options", "lab.paper.statements", "lab.point", "lab.points",
          "lab.present", "lab.recipe", "lab.study", "lab.tables", "report.study_alphas", "report.study_data",
-         "report.study_exponent", "report.study_layers", "report.study_matrices", "report.study_steps", "report.study_timing",
-         "runlog"}  # fmt: skip
+         "report.study_exponent", "report.study_layers", "report.study_matrices", "report.study_steps",
+         "report.study_timing", "runlog"}  # fmt: skip
 
 PACKAGES = {"", "report", "lab"}  # their names are loaded when they are first used
 
