@@ -49,6 +49,44 @@ def test_a_recipe_file_is_read_and_options_go_before_it(tmp_path):
     assert (recipe["epochs"], recipe["scale_range"], recipe["method"]) == (1, [0.6, 1.4], "cal")
 
 
+GPT = """kind: language
+dataset: text.txt
+tokens: characters
+model: gpt
+method: adam
+layers: 1
+width: 16
+head: 8
+inner: 16
+sequence: 8
+batch_size: 4
+iterations: 4
+evaluate_every: 2
+"""
+
+
+def test_a_recipe_file_of_another_kind_is_trained_as_that(tmp_path):
+    (tmp_path / "text.txt").write_text("to be, or not to be, that is the question\n" * 20)
+    (tmp_path / "gpt.yaml").write_text(GPT)
+    first = tempbalance("train", "--recipe", "gpt.yaml", "--lr", "0.01", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("text-gpt-adam-43: test perplexity")
+    assert "epoch 2 of 2: test perplexity" in first.stderr
+    folder = RunFolder(tmp_path / "runs" / "text-gpt-adam-43")
+    assert (folder.recipe["recipe"]["kind"], folder.recipe["recipe"]["lr"]) == ("language", 0.01)
+    again = tempbalance("train", "--recipe", "gpt.yaml", "--lr", "0.01", cwd=tmp_path)
+    assert again.stdout == first.stdout
+    for content, answer in {
+        GPT.replace("language", "langage"): "unknown kind 'langage': did you mean 'language'",
+        GPT + "momentum: 0.9\n": "gpt.yaml: unknown option 'momentum'",
+        GPT.replace("text.txt", "none.txt"): "unknown dataset 'none.txt'",
+    }.items():
+        (tmp_path / "gpt.yaml").write_text(content)
+        refused = tempbalance("train", "--recipe", "gpt.yaml", "--out", "other", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert answer in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [

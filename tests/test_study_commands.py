@@ -33,6 +33,7 @@ def shared(tmp_path_factory) -> Path:
 
 
 CHARTS = {
+    "matrices": {"matrices", "spectra"},
     "alpha": {"alpha_boxes", "alpha_histograms"},
     "gradients": {"gradients", "gradient_histograms"},
     "layers": {"layers", "two_layers"},
