@@ -26,8 +26,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ExponentialLR
 
+import tempbalance.budget
+import tempbalance.distributed
 import tempbalance.scoring
 from tempbalance import TempBalance, find_layers, param_groups, split_param_groups
+from tempbalance.ranks import Ranks
 from tempbalance.sharded import Sharded
 from tests.cases import mlp, train_step
 
@@ -424,6 +427,57 @@ def in_the_background():
         "replicated": train(DistributedDataParallel(deep_mlp()), **options),
         "sharded": train(fsdp2(deep_mlp()), **options),
     }
+
+
+class Clock:
+    """Time that passes by some seconds a call of step, and by others for a unit of cost."""
+
+    def __init__(self, step: float, pace: float) -> None:
+        self.now, self.step, self.pace, self.asked = 0.0, step, pace, 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def solve(self, jobs, *args, **kwargs) -> None:
+        self.now += self.pace * sum(job.cost for job in jobs)
+        tempbalance.scoring.solve(jobs, *args, **kwargs)
+
+    def exchange(self, ranks, call, work, exchange=Ranks.exchange):
+        self.asked += call.endswith("budget")
+        return exchange(ranks, call, work)
+
+
+def run_with(clock, model, *, num_steps=NUM_STEPS, **options):
+    """What is found with a clock of one's own, how old scores are after each step, and how often rank 0 was asked."""
+    records, ages = [], []
+    with (
+        patch.object(tempbalance.budget, "clock", clock),
+        patch.object(tempbalance.distributed, "solve", clock.solve),
+        patch.object(Ranks, "exchange", lambda *given: clock.exchange(*given)),
+    ):
+        optimizer, scheduler = balanced(model, **options)
+        records.append(record(scheduler))
+        for step in range(num_steps):
+            train_step(model, optimizer, batch(step))
+            clock.now += clock.step
+            scheduler.step()
+            records.append(record(scheduler))
+            ages.append(scheduler.spending().ages)
+        share = scheduler.spending().share
+    return {"records": records, "ages": ages, "asked": clock.asked, "share": share}
+
+
+@case
+def within_a_budget():
+    """By the clock of the first process there is time for some layers; by that of the second, for none or all."""
+    found = {}
+    for name, shard in {"ddp": DistributedDataParallel, "fsdp2": fsdp2, "fsdp1": fsdp1}.items():
+        for second in (1e-6, 1e6):
+            clock = Clock(1.0, 1e-7) if rank() == 0 else Clock(second, 1e-7)
+            found[f"{name} {second}"] = run_with(clock, shard(deep_mlp()), num_steps=40, budget=0.1)
+    found["large"] = run_with(Clock(1e6, 1e-7), DistributedDataParallel(deep_mlp()), budget=0.9)["records"]
+    found["other budgets"] = error(balanced, deep_mlp(), budget=0.1 + 0.1 * rank())
+    return found
 
 
 @case

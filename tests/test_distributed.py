@@ -24,7 +24,8 @@ TWO = ["ddp", "shares_of_the_work", "a_weight_that_is_nan", "functions_that_fail
        "not_shared", "sharded_by_fsdp2", "sharded_by_fsdp2_and_offloaded", "sharded_by_fsdp2_and_not_shared",
        "sharded_by_fsdp1", "sharded_by_fsdp1_after_the_optimizer", "sharded_by_fsdp1_for_gradients_only",
        "replicated_by_fsdp1", "tensor_parallel_layers", "sharded_attention", "memory_of_gathering", "bad_use",
-       "in_the_background", "a_sharded_weight_that_is_nan", "after_validation_in_bfloat16"]  # fmt: skip
+       "in_the_background", "a_sharded_weight_that_is_nan", "after_validation_in_bfloat16",
+       "within_a_budget"]  # fmt: skip
 FOUR = ["ddp", "a_group_of_pairs", "on_a_mesh_of_two_by_two", "sharded_by_fsdp2", "shares_of_the_work"]
 
 
@@ -313,6 +314,32 @@ def test_an_error_in_the_background_is_told_by_all_when_it_is_due(two):
     for found in two["in_the_background"]:
         assert found["error"][0] == "WeightError"
         assert "layer '9', weight (88, 72): must be finite" in found["error"][1]
+
+
+@pytest.mark.parametrize("clock", ["1e-06", "1000000.0"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fsdp1"])
+def test_within_a_budget_rank_0_chooses_and_all_have_the_same_rates_to_the_bit(two, kind, clock):
+    one, other = (found[f"{kind} {clock}"] for found in two["within_a_budget"])
+    assert one["records"] == other["records"]
+    assert one["ages"] == other["ages"]
+    num_refreshed = [sum(age == 0 for age in ages.values()) for ages in one["ages"]]
+    assert sum(0 < number < 5 for number in num_refreshed) > 5
+    assert max(one["ages"][-1].values()) < 40
+    assert 0.05 < one["share"] <= 0.1
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fsdp1"])
+def test_the_clock_of_the_others_does_not_matter_and_they_do_not_talk_at_every_step(two, kind):
+    slow, fast = (two["within_a_budget"][1][f"{kind} {clock}"] for clock in ("1e-06", "1000000.0"))
+    assert slow["records"] == fast["records"]
+    assert slow["asked"] == fast["asked"] < 36
+
+
+def test_with_time_enough_several_processes_have_the_rates_of_one_without_a_budget(two):
+    for found in two["within_a_budget"]:
+        assert found["large"] == alone()
+        assert found["other budgets"][0] == "RuntimeError"
+        assert "rank 0 has option budget 0.1, rank 1 has option budget 0.2" in found["other budgets"][1]
 
 
 OPTIONS = {"interval": 2, "background": True, "lag": 2}  # so that a scoring is under way whenever it is killed

@@ -1,6 +1,6 @@
 import math
 from statistics import fmean
-from threading import Thread
+from threading import Thread, current_thread
 
 import pytest
 import torch
@@ -292,7 +292,7 @@ def spiked(strength: float, num_spikes: int, shape: tuple[int, int], seed: int) 
 
 
 STRENGTHS = [1, 2, 3, 5, 8, 10, 12, 14, 16, 17, 18, 20, 25, 32, 50, 100, 300, 1000]
-SHAPES = [(64, 64), (64, 256), (128, 192)]
+SHAPES = [(64, 64), (64, 256), (128, 192), (140, 280)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -301,6 +301,39 @@ def test_a_float32_layer_has_the_alpha_of_float64(strength, shape):
     for num_spikes in (1, 5):
         weight = spiked(strength, num_spikes, shape, seed=2).float()
         row = row_of(nn.Linear(2, 2), weight)
+        assert row.alpha == pytest.approx(literal_fit(weight).alpha, rel=1e-6)
+
+
+def kinds(shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Weights of many spectra: a bulk, heavy tails, few large values over many small ones, some near zero."""
+    torch.manual_seed(0)
+    normal, rank = torch.randn(shape), shape[-2] // 8
+    return {
+        "random": normal,
+        "heavy": normal * torch.randn(shape).exp(),
+        "low rank": 0.1 * normal + torch.randn(*shape[:-1], rank) @ torch.randn(*shape[:-2], rank, shape[-1]),
+        "product": normal @ torch.randn(*shape[:-2], shape[-1], shape[-1]),
+    }
+
+
+@pytest.mark.parametrize("shape", [(150, 150), (140, 280), (140, 1120), (3, 140, 140), (9, 64, 128)], ids=str)
+@pytest.mark.parametrize("kind", kinds((8, 8)))
+@pytest.mark.parametrize("tail", TAILS)
+def test_every_tail_of_a_float32_layer_has_the_alpha_of_float64(tail, kind, shape):
+    weight = kinds(shape)[kind]
+    weight = weight if weight.dim() == 2 else weight.permute(1, 2, 0)
+    row = row_of(nn.Linear(2, 2) if weight.dim() == 2 else nn.Conv1d(2, 2, 3), weight, tail=tail)
+    fit = literal_fit(weight, tail)
+    assert row.num_tail == fit.num_tail
+    assert row.alpha == pytest.approx(fit.alpha, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(64, 640), (140, 1120)], ids=str)
+def test_a_steep_tail_of_a_float32_layer_has_the_alpha_of_float64(shape):
+    for seed in range(8):
+        weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        row = row_of(nn.Linear(2, 2), weight)
+        assert row.alpha > 3.5
         assert row.alpha == pytest.approx(literal_fit(weight).alpha, rel=1e-6)
 
 
@@ -449,6 +482,38 @@ def test_scoring_from_several_threads_leaves_the_settings_and_the_numbers_alone(
     assert (torch.get_num_threads(), torch.backends.mkldnn.matmul.fp32_precision) == before
     assert len(found) == 20
     assert all(rows == found[0] for rows in found)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_rows_have_the_same_bits_for_any_number_of_threads(tail):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(60 + 10 * i, 150) for i in range(12)), nn.Conv2d(64, 64, 3), nn.Linear(2, 2))
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for num_threads in (1, 3):
+            torch.set_num_threads(num_threads)
+            found.append(rows_of(model, tail=tail))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]
+
+
+def test_functions_of_ones_own_are_called_in_the_calling_thread():
+    seen = []
+
+    def tail(spectrum):
+        seen.append(current_thread())
+        return TailFit(3.0, float(spectrum[30]), 0.1, 29)
+
+    def score(spectrum, fit):
+        seen.append(current_thread())
+        return 1.0
+
+    model = nn.Sequential(*(nn.Linear(60, 60) for _ in range(5)))
+    rows_of(model, tail=tail)
+    rows_of(model, tail="goodness_of_fit", score=score)
+    assert seen == [current_thread()] * 10
 
 
 def test_a_stack_of_many_experts_is_loaded_once():

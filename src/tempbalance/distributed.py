@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -29,6 +29,7 @@ from tempbalance.table import LayerRow
 _DRIFT = 1e-3
 _SAME = "the processes must hold the same model with the same options (share=False lets each score its own)"
 
+Choose = Callable[[Sequence[Layer], Mapping[str, int]], list[str]]
 _Sums = tuple[float, float]  # of a weight's entries, and their norm
 _Result = tuple[str, int, str, float | None, tuple[float, float, float, int] | None]
 
@@ -42,6 +43,10 @@ class SharedScoring:
         ranks: Who takes part.
         call: What calls for it, which has to be the same on all.
         options: What else has to be the same on all.
+        choose: Which layers are solved, given those that can be and their costs; rank 0 is asked. Without it, all are.
+
+    Attributes:
+        costs: Of the layers that can be solved, by their names.
 
     Raises:
         RuntimeError: If the processes do not hold the same model or options, or make different calls.
@@ -57,21 +62,28 @@ class SharedScoring:
         *,
         call: str,
         options: Mapping[str, Any],
+        choose: Choose | None = None,
     ) -> None:
         self.scoring, self.ranks, self.call = scoring, ranks, call
-        told = ranks.exchange(f"{call}, plan", partial(self._plan, find, options))
-        if len({digest for digest, _ in told}) > 1:
+        told = ranks.exchange(f"{call}, plan", partial(self._plan, find, options, choose))
+        if len({digest for digest, *_ in told}) > 1:
             for lines in zip_longest(*ranks.exchange(f"{call}, lines", lambda: self.lines), fillvalue="nothing more"):
                 check_equal(lines, _SAME)
-        for layer, *sums in zip(self.replicas, *(sums for _, sums in told), strict=True):
+        all_sums = [sums for _, sums, _ in told]
+        if choose is not None:
+            chosen = set(told[0][2])
+            self._take(name for name in self.costs if name in chosen)
+            all_sums = ranks.exchange(f"{call}, weights", self._sums) if self.jobs else []
+        for layer, *sums in zip(self.replicas, *all_sums, strict=True):
             with naming(layer):
                 _check_replicas(sums)
 
-    def rows(self, solve_mine: Callable[[], None] | None = None) -> list[LayerRow]:
+    def rows(self, solve_mine: Callable[[], None] | None = None, *, earlier: Sequence[LayerRow] = ()) -> list[LayerRow]:
         """A row for each layer, the same on every process.
 
         Args:
             solve_mine: Solves this process' share; without it, that is done now.
+            earlier: The rows of layers that could be solved and were not chosen.
 
         Raises:
             TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
@@ -80,12 +92,13 @@ class SharedScoring:
         for name, index, reason, score, fit in (result for results in told for result in results):
             job = self.plan.jobs[name][index]
             job.reason, job.score, job.fit = reason, score, TailFit(*fit) if fit is not None else None
-        return self.plan.rows()
+        kept = {row.name: row for row in earlier if row.name in self.costs and row.name not in self.jobs}
+        return [kept.get(row.name, row) for row in self.plan.rows()]
 
     @property
     def is_sharded(self) -> bool:
         """Whether processes hold parts of weights, so that none can score the model alone."""
-        return self.ranks.size > 1 and any(layer.sharded for layer in self._layers())
+        return self.ranks.size > 1 and any(layer.sharded for layer in self.layers)
 
     def copy_weights(self) -> dict[str, Tensor]:
         """The weights as they are now, on the CPU, by layer; of sharded ones those that this process solves.
@@ -94,7 +107,7 @@ class SharedScoring:
             WeightError: If a weight has no spectrum; it names the layer.
         """
         copies = {}
-        for layer in self._layers():
+        for layer in self.layers:
             with naming(layer):
                 weight = layer.gather() if layer.sharded else layer.weight()
                 check_weight(weight)
@@ -111,18 +124,19 @@ class SharedScoring:
             mine: Whose share.
             double: Work in float64 from the start.
         """
-        layers = [layer for layer in self._layers() if self._is_mine(layer) is mine]
+        layers = [layer for layer in self.layers if self._is_mine(layer) is mine]
         jobs = [job for layer in layers for job in self.jobs[layer.name]]
         solve(jobs, self.scoring, load=load, beside=mine, double=double)
 
-    def _plan(self, find: Callable[[], list[Layer]], options: Mapping[str, Any]) -> tuple[str, list[_Sums]]:
-        """Find out what there is to do and who does it; gives what the processes have to agree about."""
+    def _plan(
+        self, find: Callable[[], list[Layer]], options: Mapping[str, Any], choose: Choose | None
+    ) -> tuple[str, list[_Sums], list[str]]:
+        """Find out what there is to do; gives what the processes have to agree about, and what is chosen."""
         self.plan = plan = plan_layers(find(), self.scoring)
-        jobs = {name: [job for job in each if not job.reason] for name, each in plan.jobs.items()}
-        costs = {name: sum(job.cost for job in each) for name, each in jobs.items() if each}
-        self.jobs = {name: jobs[name] for name in sorted(costs, key=lambda name: -costs[name])}
-        self.owner = dict(zip(costs, share_out(list(costs.values()), self.ranks.size), strict=True))
-        for layer in self._layers():
+        costs = {name: sum(job.cost for job in each if not job.reason) for name, each in plan.jobs.items()}
+        self.costs = {name: cost for name, cost in costs.items() if cost}
+        self._take(self.costs)
+        for layer in self.layers:
             for each in layer.sharded:
                 with naming(layer):
                     check_weight(each.stand_in())
@@ -130,12 +144,25 @@ class SharedScoring:
         for layer in plan.layers:
             kind = plan.reasons[layer.name] or ("sharded" if layer.sharded else "whole")
             self.lines.append(f"layer {layer.name!r}, weight {layer.shape}, {kind}")
-        whole = [layer for layer in self._layers() if not layer.sharded and self.ranks.size > 1]
-        self.replicas = [layer for layer in whole for _ in layer.parameters]
         digest = hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
-        return digest, [_sums(each) for layer in whole for each in layer.parameters]
+        if choose is None:
+            return digest, self._sums(), []
+        return digest, [], choose(self.layers, self.costs) if self.ranks.rank == 0 else []
 
-    def _layers(self) -> list[Layer]:
+    def _take(self, names: Iterable[str]) -> None:
+        """Settle which layers are solved, and who solves them."""
+        costs = {name: self.costs[name] for name in names}
+        jobs = {name: [job for job in self.plan.jobs[name] if not job.reason] for name in costs}
+        self.jobs = {name: jobs[name] for name in sorted(costs, key=lambda name: -costs[name])}
+        self.owner = dict(zip(costs, share_out(list(costs.values()), self.ranks.size), strict=True))
+        whole = [layer for layer in self.layers if not layer.sharded and self.ranks.size > 1]
+        self.replicas = [layer for layer in whole for _ in layer.parameters]
+
+    def _sums(self) -> list[_Sums]:
+        return [_sums(each) for layer in dict.fromkeys(self.replicas) for each in layer.parameters]
+
+    @property
+    def layers(self) -> list[Layer]:
         """Those that are solved, the most expensive first."""
         return [jobs[0].layer for jobs in self.jobs.values()]
 
@@ -147,7 +174,7 @@ class SharedScoring:
 
     def _results(self, solve_mine: Callable[[], None]) -> list[_Result]:
         solve_mine()
-        return [_result(job) for job in self._my_jobs(self._layers())]
+        return [_result(job) for job in self._my_jobs(self.layers)]
 
     def _solve(self) -> None:
         """Solve this process' share; it takes part in gathering to the end, whatever fails."""
@@ -169,7 +196,7 @@ class SharedScoring:
 
     def _rounds(self) -> Iterator[list[Layer]]:
         """Layers that are solved at a time: so many that no process holds more gathered ones than the largest takes."""
-        layers = self._layers()
+        layers = self.layers
         most = max(map(_num_gathered, layers), default=0)
         held = [0] * self.ranks.size
         together: list[Layer] = []

@@ -9,36 +9,59 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tempbalance.background import Pending
+from tempbalance.budget import Entry, Ledger, Spending, check_budget
+from tempbalance.charge import OUTERMOST, check_caller, take_over
 from tempbalance.core.assign import AssignmentFunction, AssignmentName, ScaleRange, assign, check_assignment
 from tempbalance.core.score import ScoreFunction, ScoreName
 from tempbalance.core.tail import TailName
-from tempbalance.distributed import SharedScoring
-from tempbalance.groups import LABEL, check_belonging, flatten
+from tempbalance.distributed import Choose, SharedScoring
+from tempbalance.groups import LABEL, check_belonging
 from tempbalance.layers import Layer, find_layers
 from tempbalance.ranks import check_share, find_ranks
 from tempbalance.rates import Rate, note_written, put_back, read_rates, was_changed, write_rates
 from tempbalance.scoring import Scoring, TailFunction, check_count
+from tempbalance.states import (
+    VERSIONS,
+    check_state,
+    driven_by,
+    labels_of,
+    loaded_option,
+    mark_of,
+    plain,
+    schedule_types,
+)
 from tempbalance.table import LayerRow, LayerTable
 from tempbalance.wrappers import unwrap
 
-_OUTERMOST = (
-    "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`, "
-    "TempBalance(optimizer, model, schedule), and step only TempBalance"
-)
-_VERSIONS = (1, 2)  # of states that are read; the last one is written
-_DRIVEN = ("momentum", "betas")  # what OneCycleLR and CyclicLR write besides the rate
+
+@dataclass(frozen=True)
+class _Scored:
+    """What a call has worked out, before any of it takes effect: rows, what is under way, and what it took."""
+
+    rows: list[LayerRow] | None = None
+    started: Pending | None = None
+    entry: Entry | None = None
+
+    @contextmanager
+    def cancelling(self) -> Iterator[None]:
+        """Give up what was started if what follows it fails."""
+        try:
+            yield
+        except BaseException:
+            if self.started is not None:
+                self.started.cancel()
+            raise
 
 
 class TempBalance(LRScheduler):
@@ -75,6 +98,9 @@ class TempBalance(LRScheduler):
             take effect ``lag`` calls of `step` later, which waits for them if it must, so that a run stays
             reproducible; until the first ones do, all are 1.
         lag: With ``background``, the number of those calls, at most ``interval``.
+        budget: The share of the training's time that scoring may take: at 0.02, a scoring that is due refreshes as many
+            layers as 2 % of the time so far pay for, in turn the most changed and the longest unrefreshed; the others
+            keep their scores. With None all are refreshed, and nothing depends on the clock.
 
     Raises:
         ValueError, TypeError: If an option is out of range, or optimizer, model and schedule do not belong together.
@@ -104,6 +130,7 @@ class TempBalance(LRScheduler):
         share: bool | ProcessGroup = True,
         background: bool = False,
         lag: int = 1,
+        budget: float | None = None,
     ) -> None:
         check_assignment(assignment, scale_range)
         check_count("interval", interval, least=1)
@@ -119,6 +146,9 @@ class TempBalance(LRScheduler):
         if background and lag > interval:
             raise ValueError(f"lag must be at most interval, {interval}, got {lag}")
         self.background, self.lag = background, lag
+        check_budget(budget, background=background)
+        self.budget = budget
+        self._ledger = None if budget is None else Ledger(budget)
         if isinstance(schedule, TempBalance):
             raise TypeError("schedule must be a scheduler of torch, got TempBalance")
         self.model = unwrap(model, keep=["FullyShardedDataParallel"])  # it knows which piece is of what
@@ -131,16 +161,16 @@ class TempBalance(LRScheduler):
         self._is_retired = self._has_told = False
         self._pending: Pending | None = None
         check = partial(check_belonging, optimizer, model, schedule)
-        rows, started = self._score_at(0, check)  # before anything is written
+        scored = self._score_at(0, check)  # before anything is written
         for pattern in exclude:
             if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
                 warnings.warn(f"TempBalance: exclude pattern {pattern!r} matches no layer", stacklevel=2)
-        with _cancelling(started):
-            self._is_doubtful = _take_over(optimizer, self)
-        self._labels = _labels(optimizer)
+        with scored.cancelling():
+            self._is_doubtful = take_over(optimizer, self)
+        self._labels = labels_of(optimizer)
         self._rates = read_rates(optimizer)
-        self._schedule_mark = _mark(schedule)
-        self._commit(rows, started)
+        self._schedule_mark = mark_of(schedule)
+        self._commit(scored)
         super().__init__(optimizer)
 
     def _initial_step(self) -> None:
@@ -163,7 +193,7 @@ class TempBalance(LRScheduler):
     @last_epoch.setter
     def last_epoch(self, value: int) -> None:
         if value < self._calls:  # SequentialLR winds the schedulers that it is given back
-            raise RuntimeError(_OUTERMOST)
+            raise RuntimeError(OUTERMOST)
         self._calls = value
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -176,12 +206,12 @@ class TempBalance(LRScheduler):
         Raises:
             TempBalanceError: If a weight has become NaN or infinite; nothing has moved then.
         """
-        _check_caller(sys._getframe(1).f_locals.get("self"))
-        rows, started = self._score_at(self._calls + 1, partial(self._check_step, args, kwargs))
-        with _cancelling(started):
+        check_caller(sys._getframe(1).f_locals.get("self"))
+        scored = self._score_at(self._calls + 1, partial(self._check_step, args, kwargs))
+        with scored.cancelling():
             if self.schedule is not None:
                 self._step_schedule(self.schedule, args, kwargs)
-        self._commit(rows, started)
+        self._commit(scored)
         self._calls += 1
         self._step_count += 1
         self._write_rates()
@@ -201,8 +231,8 @@ class TempBalance(LRScheduler):
         Raises:
             TempBalanceError: If a weight has no spectrum; nothing has moved then.
         """
-        name = f"rescore() after {self._calls} steps"
-        self._commit(self._scaled(self._plan(name, self._check_active).rows()), None)
+        entry = None if self._ledger is None else Entry(self._ledger, self._calls)
+        self._commit(self._score(f"rescore() after {self._calls} steps", self._check_active, entry))
         self._write_rates()
 
     def wait(self) -> None:
@@ -226,10 +256,17 @@ class TempBalance(LRScheduler):
             return LayerTable(
                 [LayerRow(each.name, each.shape, reason="not scored yet") for each in find_layers(self.model)]
             )
-        labels, why = set(_labels(self.optimizer)), "no param group of this optimizer has its label"
+        labels, why = set(labels_of(self.optimizer)), "no param group of this optimizer has its label"
         is_lost = [row.score is not None and row.name not in labels for row in self._rows]
         rows = zip(self._rows, is_lost, strict=True)
         return LayerTable([replace(row, scale=1.0, reason=why) if lost else row for row, lost in rows])
+
+    def spending(self) -> Spending | None:
+        """What scoring has taken of the training's time, and how old scores are; None without a budget.
+
+        Each process tells of its own time; it is rank 0's that decides.
+        """
+        return None if self._ledger is None else self._ledger.spending(self._calls)
 
     def __repr__(self) -> str:
         schedule = type(self.schedule).__name__ if self.schedule is not None else "no schedule"
@@ -251,19 +288,20 @@ class TempBalance(LRScheduler):
             "scores": self.last_scores,
             "scales": self.last_scales,
             "pending": None if self._pending is None else self._pending.state(),
+            "ledger": None if self._ledger is None else self._ledger.state(),
         }
-        state: dict[str, Any] = _plain(
+        state: dict[str, Any] = plain(
             {
-                "version": _VERSIONS[-1],
+                "version": VERSIONS[-1],
                 "last_epoch": self.last_epoch,
                 "step_count": self._step_count,
                 "options": self._options(),
-                "groups": _labels(self.optimizer),
+                "groups": labels_of(self.optimizer),
                 "rates": self._rates,
                 "base_lrs": self.base_lrs,
-                "driven": [{key: group.get(key) for key in self._driven()} for group in self.optimizer.param_groups],
-                "scored": json.dumps(_plain(scored)),
-                "schedule_types": _schedule_types(self.schedule),
+                "driven": driven_by(self.schedule, self.optimizer),
+                "scored": json.dumps(plain(scored)),
+                "schedule_types": schedule_types(self.schedule),
                 "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             }
         )
@@ -284,23 +322,27 @@ class TempBalance(LRScheduler):
         self._is_doubtful = False  # the state has the base rates
         self._check_active()
         state = copy.deepcopy(state_dict)
-        _check_state(state, self.optimizer, self.schedule)
+        check_state(state, self.optimizer, self.schedule)
         options = state["options"]
-        scoring = {key: _option(key, value, getattr(self.scoring, key)) for key, value in options["scoring"].items()}
-        self.assignment = _option("assignment", options["assignment"], self.assignment)
+        scoring = {
+            key: loaded_option(key, value, getattr(self.scoring, key)) for key, value in options["scoring"].items()
+        }
+        self.assignment = loaded_option("assignment", options["assignment"], self.assignment)
         self.scoring = replace(self.scoring, **scoring)
         self.scale_range = tuple(options["scale_range"])
         self.interval, self.start = options["interval"], options["start"]
         self.background, self.lag = options.get("background", self.background), options.get("lag", self.lag)
+        self.budget = options.get("budget", self.budget)
         self._calls, self._step_count = state["last_epoch"], state["step_count"]
         self._rates, self.base_lrs = state["rates"], state["base_lrs"]
         scored = json.loads(state["scored"]) if "scored" in state else {"pending": None, **state}  # version 1
         self._rows = [LayerRow.from_dict(row) for row in scored["rows"]]
         self.last_scores, self.last_scales = scored["scores"], scored["scales"]
         self._set_pending(None if scored["pending"] is None else Pending.from_state(scored["pending"]))
+        self._ledger = None if self.budget is None else Ledger(self.budget, scored.get("ledger"))
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
-            self._schedule_mark = _mark(self.schedule)
+            self._schedule_mark = mark_of(self.schedule)
         for group, driven in zip(self.optimizer.param_groups, state["driven"], strict=True):
             group.update({key: tuple(value) if key == "betas" else value for key, value in driven.items()})
         self._is_doubtful = False
@@ -320,10 +362,11 @@ class TempBalance(LRScheduler):
             "start": self.start,
             "background": self.background,
             "lag": self.lag,
+            "budget": self.budget,
             "scoring": {key: None if callable(value) else value for key, value in scoring.items()},
         }
 
-    def _score_at(self, call: int, check: Callable[[], None]) -> tuple[list[LayerRow] | None, Pending | None]:
+    def _score_at(self, call: int, check: Callable[[], None]) -> _Scored:
         """What takes effect at a call of `step`, and what is started at it; nothing is changed.
 
         Args:
@@ -333,12 +376,41 @@ class TempBalance(LRScheduler):
         late = call - self.start
         is_wanted = late >= 0 and late % self.interval == 0
         name = f"step() {call}" if call else "TempBalance()"
-        if is_wanted and not self.background:
-            return self._scaled(self._plan(name, check).rows()), None
-        if not is_wanted:
+        ledger = self._ledger
+        if not is_wanted or (ledger is not None and call < ledger.books.ask_at):
             check()
+            return _Scored(self._due_rows(call))
+        if ledger is not None:
+            return self._score_within(ledger, call, name, check)
+        if not self.background:
+            return self._score(name, check)
         rows = self._due_rows(call)
-        return rows, Pending(self._plan(name, check), call + self.lag) if is_wanted else None
+        return _Scored(rows, Pending(self._plan(name, check), call + self.lag))
+
+    def _score_within(self, ledger: Ledger, call: int, name: str, check: Callable[[], None]) -> _Scored:
+        """Refresh the layers for which there is credit, if rank 0 has any."""
+        ranks = find_ranks(self.share)
+        answer = partial(ledger.answer, call, is_alone=ranks.size == 1)
+        has_credit, ask_at = ranks.exchange(f"{name}, budget", answer)[0]
+        entry = Entry(ledger, call, ask_at)
+        if has_credit:
+            return self._score(name, check, entry, entry.choose)
+        check()
+        return _Scored(entry=entry)
+
+    def _score(
+        self, name: str, check: Callable[[], None], entry: Entry | None = None, choose: Choose | None = None
+    ) -> _Scored:
+        """Score all layers, or those that are chosen, here and now."""
+        plan = self._plan(name, check, choose)
+        if entry is not None:
+            entry.plan(plan.costs)
+        if choose is not None and not plan.layers and self._rows:
+            return _Scored(entry=entry)
+        rows = self._scaled(plan.rows(earlier=self._rows))
+        if entry is not None:
+            entry.finish(plan.layers, chooses=plan.ranks.rank == 0)
+        return _Scored(rows, entry=entry)
 
     def _due_rows(self, call: int) -> list[LayerRow] | None:
         """The outcome of a scoring that was started earlier; an error in it is told once."""
@@ -350,14 +422,14 @@ class TempBalance(LRScheduler):
             self._pending = None
             raise
 
-    def _plan(self, name: str, check: Callable[[], None]) -> SharedScoring:
+    def _plan(self, name: str, check: Callable[[], None], choose: Choose | None = None) -> SharedScoring:
         def find() -> list[Layer]:
             check()
             return find_layers(self.model)
 
         options = self._options()
         options |= options.pop("scoring")
-        return SharedScoring(find, self.scoring, find_ranks(self.share), call=name, options=options)
+        return SharedScoring(find, self.scoring, find_ranks(self.share), call=name, options=options, choose=choose)
 
     def _scaled(self, rows: list[LayerRow]) -> list[LayerRow]:
         """Rows with their scales."""
@@ -365,12 +437,14 @@ class TempBalance(LRScheduler):
         scales = assign(scores, assignment=self.assignment, scale_range=self.scale_range)
         return [replace(row, scale=scales.get(row.name, 1.0)) for row in rows]
 
-    def _commit(self, rows: list[LayerRow] | None, started: Pending | None) -> None:
+    def _commit(self, scored: _Scored) -> None:
         """Have rows take effect, and go on with what was started."""
-        if rows is not None:
-            self._keep(rows)
-        if rows is not None or started is not None:
-            self._set_pending(started)
+        if scored.rows is not None:
+            self._keep(scored.rows)
+        if scored.rows is not None or scored.started is not None:
+            self._set_pending(scored.started)
+        if scored.entry is not None:
+            scored.entry.book()
 
     def _set_pending(self, pending: Pending | None) -> None:
         if self._pending is not None:
@@ -400,7 +474,7 @@ class TempBalance(LRScheduler):
             self._write_rates()
             raise
         finally:
-            self._schedule_mark = _mark(schedule)
+            self._schedule_mark = mark_of(schedule)
         self._rates = read_rates(self.optimizer)
 
     def _write_rates(self) -> None:
@@ -417,7 +491,7 @@ class TempBalance(LRScheduler):
                 "the base rates are not known: load this scheduler's state_dict; or restore() the earlier one first; "
                 "or, if you have set the base rates yourself, build TempBalance once more"
             )
-        labels = _labels(self.optimizer)[: len(self._labels)]
+        labels = labels_of(self.optimizer)[: len(self._labels)]
         if labels != self._labels:
             raise RuntimeError(
                 f"the param groups' labels have changed from {self._labels} to {labels}: the optimizer's state was "
@@ -430,7 +504,7 @@ class TempBalance(LRScheduler):
             raise TypeError("step() needs the metric that ReduceLROnPlateau watches: scheduler.step(metrics)")
         if self.schedule is None and (args or kwargs):
             raise TypeError(f"step() takes no arguments without a schedule, got {(*args, *kwargs)}")
-        if _mark(self.schedule) != self._schedule_mark:
+        if mark_of(self.schedule) != self._schedule_mark:
             raise RuntimeError(
                 "something else stepped the schedule: TempBalance steps it, and nothing else may; "
                 "to go on all the same, call restore() and build TempBalance again"
@@ -444,106 +518,3 @@ class TempBalance(LRScheduler):
             )
         if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", False):
             warnings.warn("scheduler.step() was called before optimizer.step(): call it after", stacklevel=3)
-
-    def _driven(self) -> tuple[str, ...]:
-        """What the schedule writes into the groups besides the rate."""
-        cycles = any(getattr(each, "cycle_momentum", False) for each in flatten([self.schedule]))
-        return tuple(key for key in _DRIVEN if cycles and key in self.optimizer.defaults)
-
-
-def _check_caller(caller: Any) -> None:
-    """Refuse what would step it wrongly.
-
-    Raises:
-        RuntimeError: If it is inside a chain of schedulers, or prepared by accelerate for several processes.
-    """
-    if isinstance(caller, ChainedScheduler | SequentialLR):
-        raise RuntimeError(_OUTERMOST)
-    if type(caller).__name__ == "AcceleratedScheduler" and not caller.split_batches and find_ranks(True).size > 1:
-        raise RuntimeError(
-            "accelerate steps a scheduler once for each process: prepare TempBalance with "
-            "tempbalance.integrations.accelerate.prepare_scheduler, so that its interval means optimizer steps"
-        )
-
-
-def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
-    """Put back the rates that an earlier TempBalance has scaled, and retire it.
-
-    Returns:
-        Whether the rates were changed since, as by a schedule that was built on them, so that the base rates are not
-        known until a state is loaded.
-
-    Raises:
-        ValueError: If they were changed and the earlier one is still there.
-    """
-    earlier = getattr(optimizer, "_tempbalance", lambda: None)()
-    is_changed = any(map(was_changed, optimizer.param_groups))
-    if earlier is not None and not earlier._is_retired:
-        if is_changed:
-            raise ValueError(
-                "the rates have changed since an earlier TempBalance on this optimizer scaled them, so the base rates "
-                "are not known: call restore() on the earlier one before you set rates or build a schedule"
-            )
-        earlier._retire()
-    put_back(optimizer)
-    optimizer._tempbalance = weakref.ref(scheduler)  # type: ignore[attr-defined]
-    return is_changed
-
-
-@contextmanager
-def _cancelling(started: Pending | None) -> Iterator[None]:
-    """Give up what was started if what follows it fails."""
-    try:
-        yield
-    except BaseException:
-        if started is not None:
-            started.cancel()
-        raise
-
-
-def _option(name: str, saved: Any, built: Any) -> Any:
-    """An option after loading: the saved one, or the function that stands for it here."""
-    if saved is None and not callable(built):
-        raise ValueError(f"the state was saved with a function as {name}: build TempBalance with it, got {built!r}")
-    return built if callable(built) else saved
-
-
-def _mark(schedule: LRScheduler | None) -> list[tuple[Any, ...]]:
-    """Changes when the schedule, or one inside it, is stepped."""
-    return [tuple(getattr(each, key, None) for key in ("last_epoch", "T_cur")) for each in flatten([schedule])]
-
-
-def _labels(optimizer: Optimizer) -> list[str | None]:
-    return [group.get(LABEL) for group in optimizer.param_groups]
-
-
-def _schedule_types(schedule: LRScheduler | None) -> list[str]:
-    return [type(each).__name__ for each in flatten([schedule])]
-
-
-def is_state(state: Mapping[str, Any]) -> bool:
-    """Whether a state is one of TempBalance that this version reads."""
-    return state.get("version") in _VERSIONS
-
-
-def _check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> None:
-    if not is_state(state):
-        raise ValueError(f"not a state of TempBalance that this version reads: version {state.get('version')!r}")
-    if state["groups"] != _labels(optimizer):
-        raise ValueError(f"the state has param groups {state['groups']}, the optimizer {_labels(optimizer)}")
-    types = _schedule_types(schedule)
-    if state["schedule_types"] != types:
-        raise ValueError(f"the state has schedule {state['schedule_types']}, this scheduler {types}")
-
-
-def _plain(value: Any) -> Any:
-    """A copy in which numpy's numbers are Python's, which ``weights_only=True`` loads."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) is dict:
-        return {key: _plain(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(each) for each in value)
-    return copy.deepcopy(value)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tempbalance.core.matrices import Cut, Part, cut_fused
 from tempbalance.core.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
-from tempbalance.core.spectrum import DOUBT, FLAT, Spectrum, check_weight, spectra
+from tempbalance.core.spectrum import DOUBT, FLAT, STEEP, Spectrum, check_weight, spectra
 from tempbalance.core.tail import TailFit, TailName, check_tail, fit_tail
 from tempbalance.errors import ScoreError, TailError, TempBalanceError
 from tempbalance.layers import Layer
@@ -201,19 +201,28 @@ def solve(
         beside: As in `spectra`.
         double: Work in float64 from the start.
     """
-    # the density's peak depends on the smallest eigenvalue, and a function may, which float32 can't tell from noise
-    double = double or scoring.tail == "peak" or callable(scoring.tail) or callable(scoring.score)
+    own = callable(scoring.tail) or callable(scoring.score)
+    # a search may settle where float32 is too coarse for it: among values close to the largest, or close to zero
+    double = double or own or scoring.tail != "median"
     jobs = [job for job in jobs if not job.reason]
     for in_double in (True,) if double else (False, True):
         loaded: list[Job] = []
+        verdicts: dict[int, bool | TempBalanceError] = {}
+        judge = partial(_judge_into, verdicts, loaded, scoring)
         parts = _load(sorted(jobs, key=_by_cost), loaded, refuse, load)
-        results = spectra(parts, double=in_double, memory=memory, beside=beside)
+        # a function of one's own is called in the calling thread, the library's beside the solves
+        results = spectra(parts, double=in_double, memory=memory, beside=beside, then=None if own else judge)
         jobs = []
-        for job, spectrum in zip(loaded, results, strict=True):
+        for index, (job, spectrum) in enumerate(zip(loaded, results, strict=True)):
             try:
                 if isinstance(spectrum, TempBalanceError):
                     raise spectrum
-                if not _judge(job, spectrum, scoring):
+                if own:
+                    judge(index, spectrum)
+                verdict = verdicts[index]
+                if isinstance(verdict, TempBalanceError):
+                    raise verdict
+                if not verdict:
                     jobs.append(job)
                 elif see is not None:
                     see(job, spectrum)
@@ -247,6 +256,15 @@ def _parts(job: Job, load: Callable[[Layer], Tensor]) -> list[Part]:
     return job.cut(weight)
 
 
+def _judge_into(
+    verdicts: dict[int, bool | TempBalanceError], jobs: list[Job], scoring: Scoring, index: int, spectrum: Spectrum
+) -> None:
+    try:
+        verdicts[index] = _judge(jobs[index], spectrum, scoring)
+    except TempBalanceError as err:
+        verdicts[index] = err
+
+
 def _judge(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
     """Fit and score a spectrum; false if that has to wait for a more precise one."""
     try:
@@ -260,7 +278,7 @@ def _judge(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
     else:
         lowest = spectrum.from_units(fit.xmin)
         margin = DOUBT * spectrum.largest
-        if not spectrum.precise and (lowest <= margin or spectrum.largest - lowest <= margin):
+        if not spectrum.precise and (lowest <= margin or spectrum.largest - lowest <= margin or fit.alpha > STEEP):
             return False
         job.fit = fit
     job.reason = ""  # a score that does not look at the tail does not need a fit
@@ -287,7 +305,7 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
         if scoring.tail != "median":
             if len(significant) < scoring.min_eigenvalues:
                 raise TailError(f"rank too low: {len(significant)} of {len(values)} eigenvalues exceed rounding noise")
-            values = significant if spectrum.precise else values
+            values = significant
         fit = fit_tail(values, tail=scoring.tail, tail_fraction=scoring.tail_fraction)
         xmin = fit.xmin
         lowest = xmin if scoring.tail == "median" else float(values[0])  # a search may end right below the largest

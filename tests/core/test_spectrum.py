@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tempbalance.core.matrices import Part, cut_by_shape, cut_convolution, cut_matrix, cut_stack
-from tempbalance.core.spectrum import Spectrum, check_weight, spectra, spectrum
+from tempbalance.core.spectrum import Spectrum, check_weight, gram_matrices, spectra, spectrum
 from tempbalance.core.tail import fit_goodness_of_fit, fit_peak, fit_tail
 from tempbalance.errors import WeightError
 from tests.core.reference import hill_alpha, search, search_peak, svd_spectrum
@@ -59,6 +59,12 @@ def watched(monkeypatch):
     return seen
 
 
+@pytest.fixture
+def _small_in_float32(monkeypatch):
+    """Solve small matrices as large ones are."""
+    monkeypatch.setattr("tempbalance.core.spectrum._SMALL_SIDE", 0)
+
+
 # what comes out
 
 
@@ -87,6 +93,7 @@ def test_a_convolution_of_many_jobs_is_pooled_in_one_unit():
     assert torch.equal(values.eigenvalues, spectrum(weight))
 
 
+@pytest.mark.usefixtures("_small_in_float32")
 @pytest.mark.parametrize("dtype", LOW_PRECISIONS, ids=str)
 @pytest.mark.parametrize("shape", [(40, 25), (8, 12, 3, 3)], ids=str)
 def test_low_precision_is_raised_before_anything_is_computed(shape, dtype):
@@ -100,6 +107,7 @@ def assert_within_noise(result: Spectrum, expected: np.ndarray) -> None:
     assert np.abs(result.eigenvalues.numpy() - expected).max() <= result.in_units(result.noise)
 
 
+@pytest.mark.usefixtures("_small_in_float32")
 @pytest.mark.parametrize("shape", SHAPES + [(300, 200), (200, 200), (64, 32, 3, 3)], ids=str)
 def test_a_solve_in_float32_is_off_by_less_than_its_noise(shape):
     weight = gauss(*shape).float()
@@ -110,6 +118,26 @@ def test_float64_is_solved_in_float64_without_being_asked():
     result = solved(gauss(30, 20))
     assert result.precise
     assert result.noise == np.finfo(np.float64).eps * 30 * result.largest
+
+
+@pytest.mark.parametrize(("side", "precise"), [(128, True), (129, False)])
+def test_a_small_matrix_is_solved_in_float64_without_being_asked(side, precise):
+    assert solved(gauss(side, 200).float()).precise == precise
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("shape", [(2, 512, 530), (1, 600, 90), (1, 700, 610), (3, 20, 30)], ids=str)
+def test_a_gram_matrix_is_whole_up_to_its_diagonal(shape, double):
+    slices = gauss(*shape).float()
+    gram, exponent = gram_matrices(slices, double=double)
+    wide = (slices if shape[1] <= shape[2] else slices.mT).double()
+    expected = (wide @ wide.mT).tril() / 2.0**exponent
+    assert gram.shape == expected.shape
+    assert torch.allclose(gram.double().tril(), expected, rtol=0, atol=(1e-14 if double else 1e-6) * expected.max())
+
+
+def test_a_matrix_multiplied_in_blocks_has_the_spectrum_of_the_svd():
+    assert_spectrum_equals_svd(gauss(520, 540).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -139,6 +167,29 @@ def test_parts_come_back_in_their_order():
         expected = svd_spectrum(part.slices[0])
         assert isinstance(result, Spectrum)
         assert result.eigenvalues.numpy() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_each_spectrum_is_handed_on_once_with_the_number_of_its_part(beside):
+    bad = torch.full((5, 4), math.nan)
+    weights = [gauss(330, 330, 3), gauss(30, 20), bad, torch.zeros(0, 5), gauss(12, 8, 3, 3)]  # three jobs, one, ...
+    seen: list[tuple[int, Spectrum]] = []
+    results = spectra(
+        [part for weight in weights for part in cut_by_shape(weight)],
+        beside=beside,
+        then=lambda number, each: seen.append((number, each)),
+    )
+    assert isinstance(results[2], WeightError)
+    assert sorted(number for number, _ in seen) == [0, 1, 3, 4]
+    assert all(each is results[number] for number, each in seen)
+
+
+def test_an_error_in_what_a_spectrum_is_handed_to_is_raised():
+    def fail(number, each):
+        raise ArithmeticError("no fit")
+
+    with pytest.raises(ArithmeticError, match="no fit"):
+        spectra(cut_matrix(gauss(5, 4)), then=fail)
 
 
 # nothing, and next to nothing

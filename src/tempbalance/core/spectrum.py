@@ -29,12 +29,16 @@ from tempbalance.errors import WeightError
 # float32 resolves an eigenvalue to a few 1e-7 of the largest one. A threshold or a spread below this fraction of the
 # largest is worked out again in float64; above it, alpha in float32 is off by up to 1e-6 (docs/decisions/0002).
 DOUBT = 1e-2
+# So is an alpha above this: the shorter the tail on the scale of logarithms, the more its errors count.
+STEEP = 3.5
 # A tail that spreads over less than this fraction is flat. A random matrix would have to be ten million times as long
 # as wide for that; in an orthogonal one, as initialisations make it in float32, eigenvalues are equal to about 1e-6.
 FLAT = 1e-3
 
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
 _CHUNK_SIZE = 2**22  # entries in one job
+_BLOCK_ROWS = 256  # of a Gram matrix, multiplied at once; below twice as many the blocks cost more than they spare
+_SMALL_SIDE = 128  # up to here float64 takes no longer than float32
 _NOTHING = -(10**6)  # exponent of a job that is all zero
 _SAFE_EXPONENT = 20  # a weight up to 2**20 or down to 2**-20 can be squared and summed as it is
 _lock = threading.Lock()  # settings of the whole process are changed during a solve
@@ -132,33 +136,46 @@ def check_weight(weight: Tensor) -> None:
 
 
 def spectra(
-    parts: Iterable[Part], *, double: bool = False, memory: float = math.inf, beside: bool = False
+    parts: Iterable[Part],
+    *,
+    double: bool = False,
+    memory: float = math.inf,
+    beside: bool = False,
+    then: Callable[[int, Spectrum], None] | None = None,
 ) -> list[Spectrum | WeightError]:
     """The spectrum of each part, in their order, or why it has none; solved side by side on all of torch's threads.
 
     Args:
         parts: What to solve, the most expensive first for the shortest time.
-        double: Work in float64; otherwise in float32, or in the weight's own precision if that is higher.
+        double: Work in float64; otherwise in float32, unless the weight's own precision is higher or it is small.
         memory: As in `side_by_side`.
         beside: Work in the calling thread alone and leave the settings of the process as they are: others are working.
+        then: Is called with the number of a part and its spectrum, in the thread that has solved the last of it.
     """
-    gathered: list[tuple[Part, list[_Solved | WeightError]]] = []
+    gathered: list[_Gathered] = []
 
     def calls() -> Iterator[Call]:
         for part in parts:
-            solved: list[_Solved | WeightError] = []
-            gathered.append((replace(part, slices=part.slices.to("meta")), solved))
-            for chunk in _chunks(part.slices):
-                yield Call(partial(_solve_into, solved, chunk, double), chunk.device.type, _num_bytes(chunk, double))
+            chunks = _chunks(part.slices)
+            of_part = _Gathered(
+                replace(part, slices=part.slices.to("meta")),
+                len(chunks),
+                partial(then, len(gathered)) if then else None,
+            )
+            gathered.append(of_part)
+            if not chunks:
+                of_part.finish()
+            for chunk in chunks:
+                yield Call(partial(of_part.solve, chunk, double), chunk.device.type, _num_bytes(chunk, double))
                 del chunk
-            del part
+            del part, chunks
 
     if beside:
         for call in calls():
             call.run()
     else:
         side_by_side(calls(), memory=memory)
-    return [_pool(part, solved) for part, solved in gathered]
+    return [of_part.spectrum for of_part in gathered]
 
 
 @dataclass(frozen=True)
@@ -265,7 +282,8 @@ def _num_bytes(slices: Tensor, double: bool) -> int:
 
 
 def _precision(slices: Tensor, double: bool) -> torch.dtype:
-    return torch.float64 if double or slices.dtype == torch.float64 else torch.float32
+    is_small = min(slices.shape[1:]) <= _SMALL_SIDE
+    return torch.float64 if double or is_small or slices.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)
@@ -275,11 +293,31 @@ class _Solved:
     eps: float
 
 
-def _solve_into(solved: list[_Solved | WeightError], slices: Tensor, double: bool) -> None:
-    try:
-        solved.append(_solve(slices, double))
-    except WeightError as err:
-        solved.append(err)
+class _Gathered:
+    """What the jobs of one part have found, put together by the last of them."""
+
+    spectrum: Spectrum | WeightError
+
+    def __init__(self, part: Part, num_jobs: int, then: Callable[[Spectrum], None] | None) -> None:
+        self.part, self.num_jobs, self.then = part, num_jobs, then
+        self.solved: list[_Solved | WeightError] = []
+        self.lock = threading.Lock()
+
+    def solve(self, slices: Tensor, double: bool) -> None:
+        try:
+            solved: _Solved | WeightError = _solve(slices, double)
+        except WeightError as err:
+            solved = err
+        with self.lock:
+            self.solved.append(solved)
+            is_last = len(self.solved) == self.num_jobs
+        if is_last:
+            self.finish()
+
+    def finish(self) -> None:
+        self.spectrum = _pool(self.part, self.solved)
+        if self.then is not None and isinstance(self.spectrum, Spectrum):
+            self.then(self.spectrum)
 
 
 def _solve(slices: Tensor, double: bool) -> _Solved:
@@ -298,6 +336,8 @@ def _solve(slices: Tensor, double: bool) -> _Solved:
 @torch.no_grad()
 def gram_matrices(slices: Tensor, *, double: bool = False) -> tuple[Tensor, int]:
     """The smaller Gram matrix of each slice, divided by a power of two near the square of their largest magnitude.
+
+    What lies above the diagonal may be left zero: LAPACK does not look at it.
 
     Args:
         slices: Shape ``(num_slices, rows, columns)``.
@@ -322,10 +362,22 @@ def gram_matrices(slices: Tensor, *, double: bool = False) -> tuple[Tensor, int]
     if slices.shape[1] > slices.shape[2]:
         slices = slices.mT
     with torch.autocast(slices.device.type, enabled=False):
-        gram = slices @ slices.mT
+        gram = _lower_product(slices)
     if abs(exponent) <= _SAFE_EXPONENT:
         gram.mul_(2.0 ** (-2 * exponent))
     return gram, 2 * exponent if largest > 0 else _NOTHING
+
+
+def _lower_product(slices: Tensor) -> Tensor:
+    """``slices @ slices.mT`` in blocks of rows, without what is to the right of the block on the diagonal."""
+    side = slices.shape[1]
+    if side < 2 * _BLOCK_ROWS:
+        return slices @ slices.mT
+    gram = slices.new_zeros(slices.shape[0], side, side)
+    for first in range(0, side, _BLOCK_ROWS):
+        end = min(first + _BLOCK_ROWS, side)
+        gram[:, first:end, :end] = slices[:, first:end] @ slices[:, :end].mT
+    return gram
 
 
 def _pool(part: Part, gathered: list[_Solved | WeightError]) -> Spectrum | WeightError:

@@ -20,8 +20,9 @@ TailName = Literal["median", "goodness_of_fit", "peak"]
 Array = npt.NDArray[np.float64]
 
 _NUM_BINS = 100  # of the log-binned density, as in the authors' code
-_NUM_PROBES = 32  # points at which a candidate's distance is bounded from below
+_NUM_PROBES = 16  # points at which a candidate's distance is bounded from below
 _BLOCK_SIZE = 2**19  # numbers held at once while distances are worked out, 4 MB a temporary
+_FIRST_BLOCK = 4  # candidates worked out before others are ruled out
 
 
 @dataclass(frozen=True)
@@ -219,12 +220,14 @@ def _search(values: Array, candidates: npt.NDArray[np.int64]) -> TailFit:
     distances = np.full(len(candidates), np.inf)
     order = np.argsort(bounds, kind="stable")
     block = max(1, _BLOCK_SIZE // len(values))
-    for first in range(0, len(order), block):
-        rows = np.sort(order[first : first + block])
+    first, size = 0, min(block, _FIRST_BLOCK)
+    while first < len(order):  # the first few rule out most others
+        rows = np.sort(order[first : first + size])
         rows = rows[bounds[rows] <= distances.min() + 1e-12]
         if len(rows) == 0:
             break
         distances[rows] = deviations(rows, np.arange(num_tails[rows].max())[None, :])
+        first, size = first + size, block
     best = int(distances.argmin())
     xmin = values[candidates[best]]
     return TailFit(float(1 + slopes[best]), float(xmin), float(distances[best]), int(num_tails[best]))

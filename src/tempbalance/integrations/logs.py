@@ -55,11 +55,18 @@ class LayerLog:
         self._seen: object = None
 
     def news(self, scheduler: TempBalance) -> dict[str, float]:
-        """`layer_scalars` if layers were scored since this was called last; nothing otherwise."""
+        """`layer_scalars` if layers were scored since this was called last; nothing otherwise.
+
+        Under a budget there are ``tempbalance/share``, the share of the time that scoring took, and
+        ``tempbalance/oldest``, the calls of ``step`` since the oldest score, too.
+        """
         if scheduler.last_scores is self._seen:  # each scoring makes a new one
             return {}
         self._seen = scheduler.last_scores
-        return layer_scalars(scheduler, max_layers=self.max_layers)
+        values = layer_scalars(scheduler, max_layers=self.max_layers)
+        if (spending := scheduler.spending()) is not None:
+            values |= {"tempbalance/share": spending.share, "tempbalance/oldest": float(spending.oldest)}
+        return values
 
 
 def table_text(scheduler: TempBalance) -> str:

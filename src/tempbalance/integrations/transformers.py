@@ -21,7 +21,8 @@ from transformers.trainer import SCHEDULER_NAME
 from tempbalance.groups import split_param_groups
 from tempbalance.integrations.logs import MAX_LAYERS, LayerLog, table_text
 from tempbalance.integrations.options import check_options
-from tempbalance.scheduler import TempBalance, is_state
+from tempbalance.scheduler import TempBalance
+from tempbalance.states import is_state
 
 _log = logging.getLogger("tempbalance")
 
