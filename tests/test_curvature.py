@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, hessian, jacrev
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
 from tempbalance.curvature import (
     decay_exponent,
@@ -306,3 +307,44 @@ def test_the_decay_exponent_needs_two_positive_values(values):
 def test_the_decay_exponent_refuses_what_is_not_finite():
     with pytest.raises(TailError, match="eigenvalues must be finite"):
         decay_exponent([1.0, float("nan")])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(3))
+def test_eigenvalues_that_are_repeated_are_all_found(dtype, seed):
+    # of a linear layer each eigenvalue of the inputs' Gram matrix comes once for every output
+    torch.manual_seed(seed)
+    model, inputs = nn.Linear(20, 30, bias=False).to(dtype), torch.randn(50, 20, dtype=dtype)
+    data = [(inputs, torch.zeros(50, 30, dtype=dtype))]
+    gram = torch.linalg.eigvalsh(inputs.double().T @ inputs.double()).flip(0)
+    expected = gram.repeat_interleave(30)[:40]
+    assert ntk_eigenvalues(model, data, k=40, seed=seed).tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+    fisher = fisher_eigenvalues(model, data, k=40, seed=seed) * 50
+    assert fisher.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_rounding_noise_is_no_decay():
+    real = [k**-1.5 for k in range(1, 9)]
+    assert decay_exponent([*real, 1e-9, 1e-12, 1e-15]) == pytest.approx(1.5)
+    assert decay_exponent([*real, 1e-9], floor=0.0) > 2
+
+
+def test_samples_in_another_order_are_other_data():
+    torch.manual_seed(0)
+    images = torch.randn(60, 4)
+    loader = DataLoader(TensorDataset(images, torch.zeros(60)), batch_size=60, shuffle=True)
+    with pytest.raises(ValueError, match="the same batches each time, unshuffled"):
+        ntk_eigenvalues(nn.Linear(4, 2), loader)
+
+
+def test_complex_numbers_are_refused():
+    data = [(torch.randn(4, 3), torch.zeros(4))]
+    with pytest.raises(ValueError, match="real parameters"):
+        fisher_eigenvalues(nn.Linear(3, 2, dtype=torch.complex64), data)
+
+    class Complex(nn.Linear):
+        def forward(self, inputs):
+            return torch.complex(super().forward(inputs), inputs[:, :2])
+
+    with pytest.raises(ValueError, match=r"real outputs, got torch\.complex64"):
+        ntk_eigenvalues(Complex(3, 2), data)

@@ -44,6 +44,7 @@ OPTIONS = {
     "fused": None,
     "share": True,
     "background": False,
+    "budget": None,
     "lag": 1,
 }
 

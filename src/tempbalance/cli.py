@@ -86,6 +86,8 @@ def train(
     """Train one recipe; the same command on the same folder goes on where it stopped."""
     with answered("lab"), stoppable():
         if recipe is not None and (kind := read_options(recipe).get("kind", "images")) != "images":
+            if devices * num_nodes > 1:
+                raise ValueError(f"devices must be 1 for runs of kind {kind}, got {devices * num_nodes}")
             settings = {"device": device, "precision": precision, "threads": threads, "cache": cache}
             _train_other(find_kind(str(kind)), recipe, options, out, settings)
             return

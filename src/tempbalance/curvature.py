@@ -171,14 +171,15 @@ def output_covariance(model: nn.Module, data: Data) -> Tensor:
         return total.cpu() / num_samples
 
 
-def decay_exponent(eigenvalues: Tensor | Array | Sequence[float]) -> float:
+def decay_exponent(eigenvalues: Tensor | Array | Sequence[float], *, floor: float = 1e-7) -> float:
     """How fast eigenvalues decay: s of lambda_k = lambda_1 k^-s.
 
     It is minus the slope of the least-squares line of log lambda_k over log k, k being 1 for the largest; the line's
     height is free. A spectrum that is a power law has s = 1 / (alpha - 1) with alpha of its tail's density.
 
     Args:
-        eigenvalues: In any order; those that are not positive are left out.
+        eigenvalues: In any order.
+        floor: Those below this share of the largest are left out: in float32 they are rounding noise.
 
     Raises:
         TailError: If fewer than two are positive, or one is not finite.
@@ -191,7 +192,7 @@ def decay_exponent(eigenvalues: Tensor | Array | Sequence[float]) -> float:
     values = np.sort(np.asarray(plain, dtype=np.float64))[::-1]
     if not np.isfinite(values).all():
         raise TailError("eigenvalues must be finite, got NaN or infinity")
-    positive = values[values > 0]
+    positive = values[(values > 0) & (values > floor * values[:1])]
     if len(positive) < 2:
         raise TailError(f"decay needs at least 2 positive eigenvalues, got {len(positive)} of {len(values)}")
     ranks = np.log(np.arange(1, len(positive) + 1))
@@ -215,6 +216,8 @@ class _Passes:
     @contextmanager
     def running(self, *, is_trained: bool = True) -> Iterator[_Passes]:
         """The model as the products need it."""
+        if any(each.is_complex() for each in self.parameters):
+            raise ValueError("model must have real parameters, got complex ones")
         if is_trained and not self.parameters:
             raise ValueError(f"model must have a trainable parameter, got none of {len([*self.model.parameters()])}")
         modes = {module: module.training for module in self.model.modules()}
@@ -237,7 +240,7 @@ class _Passes:
                 raise ValueError(f"a batch of data must be a pair of inputs, a tensor, and targets, got {got}")
             inputs, targets = (each.to(device) if isinstance(each, Tensor) else each for each in batch)
             if len(inputs) > 0:
-                seen.append((inputs.shape, float(inputs.double().sum())))
+                seen.append((inputs.shape, _mark(inputs)))
                 if self._seen is not None and self._seen[: len(seen)] != seen:
                     break
                 yield inputs, targets
@@ -257,6 +260,8 @@ class _Passes:
                     f"model must give a tensor with an entry for each sample, got {got} for batch {number} "
                     f"of {len(inputs)}"
                 )
+            if outputs.is_complex():
+                raise ValueError(f"model must give real outputs, got {outputs.dtype} for batch {number}")
             if not outputs.isfinite().all():
                 raise TempBalanceError(f"outputs of the model must be finite, got NaN or infinity for batch {number}")
             yield outputs
@@ -279,6 +284,12 @@ class _Passes:
         weights = torch.zeros_like(outputs, requires_grad=True)
         rows = grad(outputs, self.parameters, weights, create_graph=True, materialize_grads=True)
         return grad(_inner(rows, parts), weights)[0]
+
+
+def _mark(inputs: Tensor) -> float:
+    """Changes with the order of the samples too."""
+    sums = inputs.detach().double().nan_to_num().flatten(1).sum(1) if inputs.dim() > 1 else inputs.double().nan_to_num()
+    return float(sums @ torch.arange(1, len(sums) + 1, dtype=sums.dtype, device=sums.device))
 
 
 def _inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
@@ -322,15 +333,36 @@ def _largest(product: Callable[[Array], Array], size: int, *, k: int, seed: int,
 def _iterate(product: Callable[[Array], Array], size: int, *, k: int, seed: int, tolerance: float) -> Array:
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh  # type: ignore[import-untyped]
 
-    start = np.random.default_rng(seed).standard_normal(size)
-    if not product(start).any():  # only of a matrix of zeros, which Lanczos does not take
+    generator = np.random.default_rng(seed)
+    if not product(generator.standard_normal(size)).any():  # only of a matrix of zeros, which Lanczos does not take
         return np.zeros(k)
-    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+    # Lanczos finds one vector of an eigenvalue, and others of a repeated one only by rounding. So it looks again, from
+    # elsewhere and without those found, until nothing is left that is larger than the smallest of the k.
+    values, vectors = np.zeros(0), np.zeros((size, 0))
+
+    def without_found(vector: Array) -> Array:
+        vector = vector.ravel()
+        parts = vectors.T @ vector
+        rest = product(vector - vectors @ parts)
+        return np.asarray(rest - vectors @ (vectors.T @ rest + parts * 2 * np.abs(values).max(initial=0)))
+
+    def look(number: int) -> tuple[Array, Array]:
+        operator = LinearOperator((size, size), matvec=without_found, dtype=np.float64)
+        start = generator.standard_normal(size)
+        found: tuple[Array, Array] = eigsh(operator, number, which="LA", v0=start, tol=tolerance)
+        return found
+
     try:
-        values: Array = eigsh(operator, k, which="LA", v0=start, tol=tolerance, return_eigenvectors=False)
+        values, vectors = look(k)
+        while len(values) < size - k:
+            slack = 10 * tolerance * np.abs(values).max()
+            if look(1)[0] <= np.sort(values)[-k] + slack:
+                break
+            more, found = look(k)
+            values, vectors = np.append(values, more), np.linalg.qr(np.hstack([vectors, found]))[0]
     except ArpackNoConvergence as err:
         raise TempBalanceError(
             f"{k} eigenvalues must be found to a relative error of {tolerance:g}, got {len(err.eigenvalues)} of them: "
             "a larger tolerance or a model in float64 may do"
         ) from err
-    return values
+    return np.sort(values)[-k:]

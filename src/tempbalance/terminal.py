@@ -62,8 +62,9 @@ def answered(extra: str = "report") -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except ModuleNotFoundError as err:
-        hint = f"this needs more packages, from a clone: pip install -c constraints.txt '.[{extra}]'"
-        messages.print(f"error: {err}: {hint}", markup=False, soft_wrap=True)
+        hint = f": this needs more packages, from a clone: pip install -c constraints.txt '.[{extra}]'"
+        told = "" if err.name == "ultralytics" else hint  # which is in none of our extras
+        messages.print(f"error: {err}{told}", markup=False, soft_wrap=True)
         sys.exit(1)
     except Exception as err:
         is_ours = type(err).__module__.startswith("tempbalance")

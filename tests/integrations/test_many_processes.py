@@ -19,7 +19,7 @@ def found(tmp_path_factory):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
-        [*command, str(SCRIPT), str(folder)], capture_output=True, text=True, timeout=300, env=environment
+        [*command, str(SCRIPT), str(folder)], capture_output=True, text=True, timeout=500, env=environment
     )
     assert result.returncode == 0, result.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]

@@ -19,7 +19,7 @@ from tempbalance.lab.measure import Measure
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import OtherRunError
 from tempbalance.lab.task import Task
-from tempbalance.runlog import BusyRunError, RunFolder
+from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,14 @@ def test_lines_of_an_epoch_whose_checkpoint_was_not_written_are_forgotten(tmp_pa
     RunFolder(tmp_path / "cut").append([{"epoch": 3, "test_distance": -1.0}], [{"epoch": 3, "layer": "foot"}])
     walk(tmp_path / "cut")
     assert content(tmp_path / "whole") == content(tmp_path / "cut")
+
+
+def test_a_run_whose_log_is_lost_does_not_go_on(tmp_path):
+    with pytest.raises(InterruptedRunError):
+        walk(tmp_path, stop_at=4)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(RunFolderError, match="must have a line for each of the 3 finished epochs, got \\[\\]"):
+        walk(tmp_path)
 
 
 def test_a_complete_run_is_not_trained_again(tmp_path):

@@ -16,7 +16,7 @@ from tempbalance.lab.kinds import task_options
 from tempbalance.lab.resume import check_run, finished
 from tempbalance.lab.task import Task
 from tempbalance.lab.versions import versions
-from tempbalance.runlog import Line, RunFolder
+from tempbalance.runlog import Line, RunFolder, RunFolderError
 
 
 class Training(Protocol):
@@ -98,6 +98,11 @@ def _go_on(run: RunFolder, training: Training, digest: str, say: Callable[[str],
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         training.load_state_dict(state["training"])
         run.rewind(state["epoch"])
+        if (noted := [line["epoch"] for line in run.metrics]) != [*range(1, state["epoch"] + 1)]:
+            raise RunFolderError(
+                f"{run.path / 'metrics.jsonl'}: must have a line for each of the {state['epoch']} finished epochs, got "
+                f"{noted[:9]}: put it back, or remove the folder to start again"
+            )
         say(f"going on after epoch {state['epoch']} in {run.path}")
         return state["epoch"], state["seconds"]
     if run.damaged:

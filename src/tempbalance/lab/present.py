@@ -82,7 +82,9 @@ def _setting(cell: Cell) -> str:
 def settings_text(point: Point, left_out: Container[str] = NAMED) -> str:
     """What a point sets of all that is searched or varied, but for the labels that stand beside it."""
     found = {name: point.options[name] for name in _SEARCHED if name in point.options} | dict(point.cell)
-    return ", ".join(f"{name} {pretty(value)}" for name, value in found.items() if name not in left_out)
+    unused = point.recipe(0).unused
+    used = {name: value for name, value in found.items() if name not in left_out and name not in unused}
+    return ", ".join(f"{name} {pretty(value)}" for name, value in used.items())
 
 
 def _beside_paper(cell: Cell) -> list[Entry]:
@@ -116,7 +118,7 @@ def _timed(cell: Cell, seconds: str) -> list[Entry]:
 def _caption(findings: Findings, *, has_test: bool, seconds: str | None) -> str:
     measure = findings.measure
     better = "; lower is better" if measure.is_lower_better else ""
-    what = f"{measure.word[0].upper()}{measure.word[1:]}"
+    what = measure.word.capitalize() if measure.word.islower() else measure.word
     told = [f"{what} on the test set after the last epoch, mean ± standard deviation over the seeds{better}."]
     if has_test:
         unit = f", in {measure.points}" if measure.points else ""

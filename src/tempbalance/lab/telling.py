@@ -44,7 +44,7 @@ def print_findings(findings: Findings, shown: Presentation, form: str, console: 
     for table in shown.tables:
         if form == "csv":
             setting = findings.subtitle.partition(": ")[2]
-            text = to_csv(table, study=findings.name, preset=findings.preset.name, setting=setting)
+            text = to_csv(table, study=findings.name, preset=findings.preset.name, conditions=setting)
             console.out(text, end="", highlight=False)
         elif form == "latex":
             text = to_latex(table, findings.subtitle, label=f"{findings.name}-{findings.preset.name}")

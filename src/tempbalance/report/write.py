@@ -12,10 +12,10 @@ from tempbalance.runlog import RunFolder, write_whole
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunFolder]:
-    """The runs that the folders are or hold, in the order of their names.
+    """The runs of images that the folders are or hold, in the order of their names.
 
     Raises:
-        CheckpointError: If a folder is or holds none, or none has finished an epoch.
+        CheckpointError: If a folder is or holds none, or none has finished an epoch or is of images.
     """
     found: dict[Path, RunFolder] = {}
     for folder in folders:
@@ -23,10 +23,20 @@ def find_runs(folders: Sequence[Path]) -> list[RunFolder]:
         if not paths:
             raise CheckpointError(f"{shown(str(folder))} is no run and holds none: a run has a recipe.json")
         found.update((path.resolve(), RunFolder(path)) for path in paths)
-    runs = [run for run in found.values() if run.metrics]
+    begun = [run for run in found.values() if run.metrics]
+    runs = [run for run in begun if _kind(run) == "images"]
+    if begun and not runs:
+        kinds = ", ".join(dict.fromkeys(map(_kind, begun)))
+        raise CheckpointError(
+            f"{shown(str(folders[0]))} holds runs of {kinds}, pages are of images: see tempbalance study report {kinds}"
+        )
     if not runs:
         raise CheckpointError(f"no run in {', '.join(shown(str(each)) for each in folders)} has finished an epoch yet")
     return runs
+
+
+def _kind(run: RunFolder) -> str:
+    return str(((run.recipe or {}).get("recipe") or {}).get("kind", "images"))
 
 
 def write_runs(folders: Sequence[Path], html: Path, figures: Path | None = None) -> list[Path]:

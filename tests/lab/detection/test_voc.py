@@ -159,3 +159,14 @@ def test_a_conversion_that_stops_halfway_leaves_nothing_that_looks_whole_and_the
     target = written(folder, tmp_path / "yolo")
     assert sorted(path.name for path in (target / "labels" / "train").iterdir()) == ["a.txt", "b.txt"]
     assert not (tmp_path / "yolo.part").exists()
+
+
+def test_an_image_that_its_exif_data_turn_is_refused(tmp_path):
+    folder = make_voc(tmp_path / "voc")
+    path = folder / "JPEGImages" / "b.jpg"
+    with Image.open(path) as image:
+        exif = image.getexif()
+        exif[0x0112] = 6
+        image.save(path, exif=exif)
+    with pytest.raises(ValueError, match=r"b.jpg: must be upright, has EXIF orientation 6"):
+        write_yolo(read_voc(folder), tmp_path / "yolo", digest="")

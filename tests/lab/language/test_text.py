@@ -135,3 +135,11 @@ def test_penn_treebank_that_cannot_be_had_says_where_from(tmp_path: Path, monkey
     monkeypatch.setattr(module, "PENN_TREEBANK", (file,))
     with pytest.raises(DownloadError, match=r"penn_treebank/ptb\.train\.txt could not be downloaded.*127\.0\.0\.1"):
         load_text("penn_treebank", cache=tmp_path)
+
+
+def test_a_text_of_which_most_words_would_be_unknown_is_refused(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text(" ".join(f"word{number}" for number in range(5000)))
+    with pytest.raises(ValueError, match=r"words.txt.*seen 3 times or more, got 0 of 4000.*tokens: characters may do"):
+        load_text(str(path), tokens="words")
+    assert len(load_text(str(path), tokens="characters").vocabulary) > 10

@@ -11,7 +11,8 @@ from rich.console import Console
 from tempbalance.lab.errors import TrainingError
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.language.text import load_text
-from tempbalance.lab.language.training import LanguageTraining, find_device, run
+from tempbalance.lab.language.training import LanguageTraining, run
+from tempbalance.lab.loop import find_device
 from tempbalance.runlog import RunFolder
 
 TINY: dict[str, Any] = {
@@ -116,6 +117,13 @@ def test_a_run_writes_what_reports_read_and_says_when_it_is_complete(text: str, 
 def test_a_loss_that_is_not_finite_ends_the_run_with_iteration_and_rate(text: str) -> None:
     found = training(text, method="adam", lr=1e30)
     with pytest.raises(TrainingError, match=r"iteration \d+.*|layers cannot be scored"):
+        found.epoch(1)
+
+
+def test_a_perplexity_beyond_all_numbers_ends_the_run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = training(text, method="adam")
+    monkeypatch.setattr("tempbalance.lab.language.training._MOST", 0.1)
+    with pytest.raises(TrainingError, match="the valid perplexity is inf in iteration"):
         found.epoch(1)
 
 

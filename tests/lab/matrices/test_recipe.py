@@ -45,6 +45,7 @@ def test_data_and_size_are_told():
         ("hidden", 0, "hidden must be at least 1, got 0"),
         ("beta", -1.0, "beta must be at least 0, got -1.0"),
         ("tau", 40, "tau must be at most hidden, which is 32, got 40"),
+        ("batch_size", 10, "tau must be below batch_size, which is 10, got 10"),
         ("num_eigenvalues", 1, "num_eigenvalues must be at least 2, got 1"),
         ("measure_every", 0, "measure_every must be at least 1, got 0"),
         ("depth", 2, "option"),

@@ -118,3 +118,14 @@ def test_a_loss_that_is_not_finite_ends_the_run():
 def test_other_precisions_are_refused(tmp_path):
     with pytest.raises(ValueError, match="precision must be 32-true for matrices, got 'bf16-mixed'"):
         run(TASK, tmp_path, console=Console(quiet=True), device="cpu", precision="bf16-mixed")
+
+
+def test_a_last_batch_with_fewer_images_than_tau_joins_the_one_before():
+    data = load_data("digits", limit=121, test_limit=60)
+    training = MatricesTraining(TASK, data)
+    sizes = []
+    training._train_on = lambda batch, epoch: sizes.append(len(batch)) or (0.0, 0.0)
+    training.epoch(1)
+    assert sizes == [40, 40, 41]
+    with pytest.raises(ValueError, match="more training images than tau, 3, got 3"):
+        MatricesTraining(TASK, load_data("digits", limit=3, test_limit=3))

@@ -170,5 +170,6 @@ def check_installed() -> None:
     if find_spec("ultralytics") is None:
         raise ModuleNotFoundError(
             "detection needs ultralytics, which is not installed: pip install ultralytics "
-            "(its licence is the AGPL; tempbalance does without it otherwise)"
+            "(its licence is the AGPL; tempbalance does without it otherwise)",
+            name="ultralytics",
         )

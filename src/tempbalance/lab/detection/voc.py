@@ -29,6 +29,7 @@ CLASSES = (
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 DESCRIPTION = "data.yaml"
+_ORIENTATION = 0x0112  # EXIF's tag for how an image is to be turned
 _FOLDERS = ("Annotations", "ImageSets/Main", "JPEGImages")
 
 
@@ -168,10 +169,14 @@ def _open(path: Path, *, whole: bool = False) -> tuple[int, int]:
     """The size of an image.
 
     Raises:
-        ValueError: If it is none, or, where all of it is read, damaged.
+        ValueError: If it is none, is to be turned, or, where all of it is read, damaged.
     """
     try:
         with Image.open(path, formats=["JPEG"]) as image:
+            if (turn := image.getexif().get(_ORIENTATION, 1)) != 1:
+                raise ValueError(
+                    f"{path}: must be upright, has EXIF orientation {turn}, which its boxes do not know of"
+                )
             if whole:
                 image.load()
             return image.size

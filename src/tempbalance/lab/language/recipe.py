@@ -98,6 +98,16 @@ class LanguageRecipe(Task):
     min_eigenvalues: int = 50
     evaluate_every: int = 500
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model == "gpt" and not self.causal:
+            raise ValueError("causal must be true for gpt: only the tensorized transformer was published otherwise")
+
+    @property
+    def name(self) -> str:
+        """Short; with a word where it sees the words that it is to tell."""
+        return super().name if self.causal else f"{super().name}-looks-ahead"
+
     @property
     def num_epochs(self) -> int:
         """How many evaluations there are."""

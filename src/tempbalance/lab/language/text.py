@@ -106,7 +106,9 @@ def check_text(name_or_path: str) -> None:
     """
     if name_or_path not in DATASETS and not Path(name_or_path).expanduser().exists():
         told = unknown("dataset", name_or_path, DATASETS)
-        raise ValueError(f"{told}; or the path of a text file or of a folder with train, valid and test texts")
+        raise ValueError(
+            f"{told}; or the path of a text file or of a folder with train, valid and test texts, and there is none"
+        )
 
 
 def count_steps(num_tokens: int, *, batch_size: int, sequence: int, name: str) -> int:
@@ -228,7 +230,7 @@ def _numbered(name: str, parts: Sequence[Sequence[str]], where: Sequence[str]) -
     """Tokens as numbers, of the vocabulary of the first part.
 
     Raises:
-        ValueError: If a part has not two tokens, one to read and one to tell.
+        ValueError: If a part has not two tokens, one to read and one to tell, or most tokens would be unknown.
     """
     for part, place in zip(parts, where, strict=True):
         if len(part) < 2:
@@ -236,6 +238,12 @@ def _numbered(name: str, parts: Sequence[Sequence[str]], where: Sequence[str]) -
     counts = Counter(parts[0])
     known = sorted((each for each in counts if counts[each] >= MIN_COUNT), key=lambda each: (-counts[each], each))
     vocabulary = (UNKNOWN, *(each for each in known if each != UNKNOWN))
+    num_known = sum(counts[each] for each in vocabulary)
+    if 2 * num_known < len(parts[0]):
+        raise ValueError(
+            f"{where[0]}: at least half of its tokens must be seen {MIN_COUNT} times or more, got {num_known} of "
+            f"{len(parts[0])}: it is too short, or its words are not parted by spaces; tokens: characters may do"
+        )
     places = {token: place for place, token in enumerate(vocabulary)}
     train, valid, test = (np.array([places.get(token, 0) for token in part], dtype=np.int64) for part in parts)
     return TextData(name, vocabulary, train, valid, test)

@@ -27,6 +27,7 @@ from tempbalance.lab.loop import find_device, say, train_in
 from tempbalance.runlog import Line
 
 _EVALUATED = 120  # sequences at a time
+_MOST = 700  # of a loss whose exponential is a number
 
 
 class LanguageTraining:
@@ -173,10 +174,9 @@ class LanguageTraining:
         tokens, total = self.parts[part], 0.0
         for inputs, targets in evaluation_batches(tokens, batch_size=_EVALUATED, sequence=self.task.sequence):
             total += cross_entropy(self.network(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
-        mean = self._finite(
-            f"{part} loss", total / (len(tokens) - 1), len(self.timings["epoch"]) * self.task.evaluate_every - 1
-        )
-        return math.exp(mean)
+        iteration = len(self.timings["epoch"]) * self.task.evaluate_every - 1
+        mean = self._finite(f"{part} loss", total / (len(tokens) - 1), iteration)
+        return self._finite(f"{part} perplexity", math.exp(mean) if mean < _MOST else math.inf, iteration)
 
     def _finite(self, what: str, value: float, iteration: int) -> float:
         if math.isfinite(value):

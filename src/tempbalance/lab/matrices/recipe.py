@@ -67,6 +67,8 @@ class MatricesRecipe(Task):
         super().__post_init__()
         if self.tau > self.hidden:
             raise ValueError(f"tau must be at most hidden, which is {self.hidden}, got {self.tau!r}")
+        if self.is_regularized and self.tau >= self.batch_size:
+            raise ValueError(f"tau must be below batch_size, which is {self.batch_size}, got {self.tau!r}")
 
     @property
     def num_epochs(self) -> int:

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from tempbalance.curvature import decay_exponent, hessian_eigenvalues, ntk_eigenvalues, output_covariance
 from tempbalance.errors import TempBalanceError
+from tempbalance.lab.augment import batch_bounds
 from tempbalance.lab.data import ImageData, load_data
 from tempbalance.lab.errors import TrainingError
 from tempbalance.lab.loop import find_device, say, train_in
@@ -39,6 +40,8 @@ class MatricesTraining:
 
     def __init__(self, task: MatricesRecipe, data: ImageData, *, device: torch.device | str = "cpu") -> None:
         self.task = task
+        if task.is_regularized and len(data.train_images) <= task.tau:
+            raise ValueError(f"there must be more training images than tau, {task.tau}, got {len(data.train_images)}")
         self.images, self.test_images = (
             _standardized(each, data).to(device) for each in (data.train_images, data.test_images)
         )
@@ -62,7 +65,9 @@ class MatricesTraining:
             TrainingError: If the loss is not finite, or a matrix has no exponent.
         """
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(_seed(self.task, number)))
-        batches = torch.split(order.to(self.images.device), self.task.batch_size)
+        # a covariance of fewer images than tau has no eigenvalue there: a last batch that small joins the one before
+        bounds = batch_bounds(len(order), self.task.batch_size, least=min(2 * self.task.tau, self.task.batch_size))
+        batches = [order[start:end].to(self.images.device) for start, end in bounds]
         losses, penalties = zip(*(self._train_on(batch, number) for batch in batches), strict=True)
         self.metrics = {"epoch": number, "train_loss": fmean(losses), "test_accuracy": self._accuracy()}
         if self.task.is_regularized:
