@@ -97,7 +97,8 @@ def train(
         if not RunFolder(folder).is_begun:
             check_dataset(chosen.dataset)
         from tempbalance.lab.compare import doubts
-        from tempbalance.lab.start import say, start
+        from tempbalance.lab.loop import say
+        from tempbalance.lab.start import start
         from tempbalance.lab.view import seconds_text
 
         for doubt in doubts(options, [chosen]):

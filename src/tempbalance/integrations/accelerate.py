@@ -45,6 +45,7 @@ class BalancedScheduler(AcceleratedScheduler):  # type: ignore[misc]
 
     _is_accelerate_prepared = True
     scheduler: Any
+    split_batches: bool
 
     def count(self, num_processes: int) -> None:
         """Have accelerate step the scheduler once an optimizer step, and that its base schedule as often as due."""
