@@ -67,9 +67,10 @@ def test_every_study_runs_end_to_end_with_its_table_and_figure(name, shared, tmp
     html = page.read_text()
     assert setting in html
     assert all(f'id="chart-{chart}"' in html for chart in charts)
-    rows = list(csv.DictReader(io.StringIO(invoke("report", *where, "--format", "csv"))))
-    assert rows
-    assert {(row["study"], row["preset"]) for row in rows} == {(name, "smoke")}
+    for table in invoke("report", *where, "--format", "csv").split("\n\n"):
+        rows = list(csv.DictReader(io.StringIO(table)))
+        assert rows
+        assert {(row["study"], row["preset"]) for row in rows} == {(name, "smoke")}
     latex = invoke("report", *where, "--format", "latex")
     assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") >= 1
     assert "preset smoke" in latex
@@ -113,7 +114,7 @@ def test_status_tells_what_runs_and_what_failed_from_another_terminal(tmp_path):
     (failed.folder / "failure.txt").write_text("Traceback (most recent call last):\nValueError: too bad")
     told = invoke("status", "start", "--preset", "smoke", "--out", str(tmp_path))
     assert "0 done, 1 running, 1 failed, 2 left" in told
-    assert "seed 43, start 0  epoch 2 of 2  test 12.50 %" in told
+    assert "seed 43, start 0  epoch 2 of 2  test accuracy 12.50 %" in told
     assert f"{failed.folder.name} failed: ValueError: too bad (all of it in" in told
     lock.release()
 

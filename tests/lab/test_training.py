@@ -231,7 +231,7 @@ def test_a_run_does_not_go_on_with_other_data_or_another_precision(tmp_path):
     with pytest.raises(OtherRunError, match=r"precision: '32-true' in the folder, 'bf16-mixed' asked for"):
         train(recipe, folder, accelerator="cpu", precision="bf16")
     write_npz(path, train_labels=np.zeros(40, int), test_labels=np.zeros(8, int))
-    with pytest.raises(OtherRunError, match=r"data: the images or labels of .*own.npz have changed"):
+    with pytest.raises(OtherRunError, match=r"data: the content of .*own.npz has changed"):
         train(recipe, folder, accelerator="cpu")
     content = RunFolder(folder).recipe
     assert (content["precision"], content["devices"]) == ("32-true", 1)

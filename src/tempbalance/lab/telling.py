@@ -41,8 +41,9 @@ def check_places(html: Path | None, figures: Path | None) -> None:
 
 def print_findings(findings: Findings, shown: Presentation, form: str, console: Console) -> None:
     """Print tables, and for people what they say, in one of `FORMS`."""
-    for table in shown.tables:
+    for number, table in enumerate(shown.tables):
         if form == "csv":
+            console.out("\n" * (number > 0), end="")
             setting = findings.subtitle.partition(": ")[2]
             text = to_csv(table, study=findings.name, preset=findings.preset.name, conditions=setting)
             console.out(text, end="", highlight=False)

@@ -180,8 +180,10 @@ def handler():
         raise AssertionError("SIGTERM did not end the run")
 
     before = signal.signal(signal.SIGTERM, handle)
+    at_ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     yield handle
     signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGINT, at_ctrl_c)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
