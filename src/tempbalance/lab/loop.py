@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from rich.console import Console
@@ -17,6 +17,16 @@ from tempbalance.lab.resume import check_run, finished
 from tempbalance.lab.task import Task
 from tempbalance.lab.versions import versions
 from tempbalance.runlog import Line, RunFolder, RunFolderError
+
+
+class Data(Protocol):
+    """What is trained on."""
+
+    def digest(self) -> str:
+        """Its checksum."""
+
+
+D = TypeVar("D", bound=Data)
 
 
 class Training(Protocol):
@@ -89,6 +99,43 @@ def train_in(folder: Path, training: Training, *, digest: str, say: Callable[[st
         result = {**training.result(), "seconds": seconds, "epochs": task.num_epochs}
         run.write_result(result)
         return result
+
+
+def run_plainly(
+    task: Task,
+    folder: Path,
+    load: Callable[[Path | None], D],
+    build: Callable[[D, torch.device], Training],
+    *,
+    console: Console,
+    device: str = "auto",
+    precision: str = "32-true",
+    threads: int | None = None,
+    cache: Path | None = None,
+    **_: Any,
+) -> Line:
+    """Train with the settings of a sweep, those that the plain loop has no use for left aside.
+
+    Args:
+        task: What is trained.
+        folder: Where the run is kept.
+        load: Gives the data, from the folder in which downloads are kept.
+        build: Makes of them, and of a device, what is trained.
+        console: Where it says how it goes.
+        device: ``cpu``, ``gpu`` (or ``cuda``), or ``auto``.
+        precision: Only ``32-true``.
+        threads: How many torch may use; ``None`` for its own choice.
+        cache: Where downloads are kept.
+
+    Raises:
+        ValueError: If the data are not as they should be, or a setting is of no use here; others as of `train_in`.
+    """
+    if precision not in ("32", "32-true"):
+        raise ValueError(f"precision must be 32-true for {task.kind}, got {precision!r}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    data = load(cache)
+    return train_in(folder, build(data, find_device(device)), digest=data.digest(), say=partial(say, console))
 
 
 def _go_on(run: RunFolder, training: Training, digest: str, say: Callable[[str], None]) -> tuple[int, float]:

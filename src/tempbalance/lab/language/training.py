@@ -6,14 +6,12 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
@@ -23,7 +21,7 @@ from tempbalance.lab.language.batches import TrainingBatches, evaluation_batches
 from tempbalance.lab.language.networks import Size, build_language_model
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.language.text import TextData, load_text
-from tempbalance.lab.loop import find_device, say, train_in
+from tempbalance.lab.loop import run_plainly
 from tempbalance.runlog import Line
 
 _EVALUATED = 120  # sequences at a time
@@ -201,40 +199,12 @@ class LanguageTraining:
         ]
 
 
-def run(
-    task: LanguageRecipe,
-    folder: Path,
-    *,
-    console: Console,
-    device: str = "auto",
-    precision: str = "32-true",
-    threads: int | None = None,
-    cache: Path | None = None,
-    **_: Any,
-) -> Line:
-    """Train a recipe for a sweep.
-
-    Args:
-        task: What to train.
-        folder: Where the run is kept.
-        console: Where it says how it goes.
-        device: ``cpu``, ``gpu`` (or ``cuda``), or ``auto``.
-        precision: Only ``32-true``.
-        threads: How many torch may use; ``None`` for its own choice.
-        cache: Where downloads are kept.
-
-    Raises:
-        ValueError: If the text is not as it should be, or a setting is of no use here.
-    """
-    if precision not in ("32", "32-true"):
-        raise ValueError(f"precision must be 32-true for language models, got {precision!r}")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    data = load_text(task.dataset, tokens=task.tokens, cache=cache)
-    training = LanguageTraining(task, data, device=find_device(device))
-    return train_in(
+def run(task: LanguageRecipe, folder: Path, **settings: Any) -> Line:
+    """Train a recipe for a sweep; ``settings`` as for `tempbalance.lab.loop.run_plainly`."""
+    return run_plainly(
+        task,
         folder,
-        training,
-        digest=data.digest(),
-        say=partial(say, console),
+        lambda cache: load_text(task.dataset, tokens=task.tokens, cache=cache),
+        lambda data, device: LanguageTraining(task, data, device=device),
+        **settings,
     )

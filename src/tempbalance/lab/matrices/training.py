@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -19,7 +17,7 @@ from tempbalance.errors import TempBalanceError
 from tempbalance.lab.augment import batch_bounds
 from tempbalance.lab.data import ImageData, load_data
 from tempbalance.lab.errors import TrainingError
-from tempbalance.lab.loop import find_device, say, train_in
+from tempbalance.lab.loop import run_plainly
 from tempbalance.lab.matrices.penalty import covariance_eigenvalues, decay_penalty
 from tempbalance.lab.matrices.recipe import MatricesRecipe
 from tempbalance.runlog import Line
@@ -156,40 +154,12 @@ def _seed(task: MatricesRecipe, epoch: int) -> int:
     return int(np.random.SeedSequence((task.seed, epoch)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def run(
-    task: MatricesRecipe,
-    folder: Path,
-    *,
-    console: Console,
-    device: str = "auto",
-    precision: str = "32-true",
-    threads: int | None = None,
-    cache: Path | None = None,
-    **_: Any,
-) -> Line:
-    """Train a recipe for a sweep.
-
-    Args:
-        task: What to train.
-        folder: Where the run is kept.
-        console: Where it says how it goes.
-        device: ``cpu``, ``gpu`` (or ``cuda``), or ``auto``.
-        precision: Only ``32-true``.
-        threads: How many torch may use; ``None`` for its own choice.
-        cache: Where downloads are kept.
-
-    Raises:
-        ValueError: If the data are not as they should be, or a setting is of no use here.
-    """
-    if precision not in ("32", "32-true"):
-        raise ValueError(f"precision must be 32-true for matrices, got {precision!r}")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    data = load_data(task.dataset, cache=cache, limit=task.limit, test_limit=task.test_limit)
-    training = MatricesTraining(task, data, device=find_device(device))
-    return train_in(
+def run(task: MatricesRecipe, folder: Path, **settings: Any) -> Line:
+    """Train a recipe for a sweep; ``settings`` as for `tempbalance.lab.loop.run_plainly`."""
+    return run_plainly(
+        task,
         folder,
-        training,
-        digest=data.digest(),
-        say=partial(say, console),
+        lambda cache: load_data(task.dataset, cache=cache, limit=task.limit, test_limit=task.test_limit),
+        lambda data, device: MatricesTraining(task, data, device=device),
+        **settings,
     )
