@@ -46,6 +46,14 @@ OPTIONS = {
     "background": False,
     "budget": None,
     "lag": 1,
+    "reference": None,
+    "windows": None,
+    "keep_mean": False,
+    "shrink": False,
+    "smooth": 0.0,
+    "blend": 1,
+    "group_by": None,
+    "balance": None,
 }
 
 

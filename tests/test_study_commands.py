@@ -41,7 +41,7 @@ CHARTS = {
 
 
 # what each of them says of its data; others are of images
-DATA = {"exponent": "nothing is trained", "language": "", "matrices": ""}
+DATA = {"exponent": "nothing is trained", "language": "", "matrices": "", "operator": ""}
 
 
 @pytest.mark.parametrize("name", sorted({*all_studies()} - {"detection"}))  # which has an environment of its own

@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -20,23 +20,35 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tempbalance.background import Pending
+from tempbalance.blending import Blending, scales_of
 from tempbalance.budget import Entry, Ledger, Spending, check_budget
 from tempbalance.charge import OUTERMOST, check_caller, take_over
-from tempbalance.core.assign import AssignmentFunction, AssignmentName, ScaleRange, assign, check_assignment
+from tempbalance.comparing import Comparing, GroupFunction, KeepMean
+from tempbalance.core.assign import AssignmentFunction, AssignmentName, ScaleRange
+from tempbalance.core.matrices import Windows
 from tempbalance.core.score import ScoreFunction, ScoreName
 from tempbalance.core.tail import TailName
 from tempbalance.distributed import Choose, SharedScoring
 from tempbalance.groups import LABEL, check_belonging
 from tempbalance.layers import Layer, find_layers
 from tempbalance.ranks import check_share, find_ranks
-from tempbalance.rates import Rate, note_written, put_back, read_rates, was_changed, write_rates
-from tempbalance.scoring import Scoring, TailFunction, check_count
+from tempbalance.rates import (
+    Rate,
+    check_target,
+    note_written,
+    put_back,
+    read_bases,
+    read_rates,
+    was_changed,
+    write_rates,
+)
+from tempbalance.scoring import ReferenceName, Scoring, TailFunction, check_count
 from tempbalance.states import (
     VERSIONS,
     check_state,
     driven_by,
     labels_of,
-    loaded_option,
+    loaded_options,
     mark_of,
     plain,
     schedule_types,
@@ -80,8 +92,8 @@ class TempBalance(LRScheduler):
         tail_fraction: With ``median``, the fraction of eigenvalues in the tail; the paper's 1/2.
         score: What layers are ranked by: ``alpha`` (the paper), ``alpha_weighted``, ``log_alpha_norm``,
             ``spectral_norm``, ``stable_rank``, ``frobenius_norm``, ``entropy``, or a function of eigenvalues and fit.
-        assignment: From scores to scales: ``linear`` (the paper, Eq. 2), ``sqrt``, ``log2``, ``step``, or a function of
-            scores by layer and the scale range.
+        assignment: From scores to scales: ``linear`` (the paper, Eq. 2), ``sqrt``, ``log2``, ``step``, ``sigmoid``,
+            ``power``, or a function of scores by layer and the scale range.
         interval: Calls of `step` between scorings.
         start: Calls of `step` before the first scoring; scales are 1 until then.
         score_first: Whether the first layer is scored; an input embedding counts as the first. The authors' code leaves
@@ -101,6 +113,22 @@ class TempBalance(LRScheduler):
         budget: The share of the training's time that scoring may take: at 0.02, a scoring that is due refreshes as many
             layers as 2 % of the time so far pay for, in turn the most changed and the longest unrefreshed; the others
             keep their scores. With None all are refreshed, and nothing depends on the clock.
+        reference: With ``random``, alpha is divided by what the same fit gives for a random matrix of the same shape,
+            so that layers are compared by what training did to them; with None, the paper, it is taken as it is.
+        windows: Take the eigenvalues of square windows of a matrix, pooled, so that every matrix has the same aspect
+            ratio: ``square`` for windows as wide as the smaller side, or their side; None for whole matrices.
+        keep_mean: Divide scales by their mean, so that they average to 1 over the scored layers, each counted once, or
+            with ``parameters`` as often as its weight has entries. Scales may then leave ``scale_range``.
+        shrink: Draw each score toward the layers' mean as far as its standard error is large against the spread between
+            layers (`tempbalance.comparing.shrunk`), so that noise does not become a learning rate.
+        smooth: How much the scores of before count when layers are scored again, 0 <= smooth < 1: at 0.9 layers are
+            compared by nine tenths of what they were compared by, and one tenth of their new scores.
+        blend: Calls of `step` over which new scales are reached, in equal parts; 1 is at once.
+        group_by: Makes one score of several layers, their mean: a pattern of the first words of their names, as
+            ``transformer.h.*`` for the blocks of a GPT-2, or a function from a layer's name to its group's, or to None.
+        balance: What is balanced, any number in a param group, with the scales of the smallest and of the largest
+            score; ``{"lr": (0.5, 1.5), "weight_decay": (1.5, 0.5)}`` has decay fall where the rate rises. None is the
+            rate alone, within ``scale_range``. A value that something else sets between steps is a new base value.
 
     Raises:
         ValueError, TypeError: If an option is out of range, or optimizer, model and schedule do not belong together.
@@ -131,15 +159,34 @@ class TempBalance(LRScheduler):
         background: bool = False,
         lag: int = 1,
         budget: float | None = None,
+        reference: ReferenceName | None = None,
+        windows: Windows | None = None,
+        keep_mean: KeepMean = False,
+        shrink: bool = False,
+        smooth: float = 0.0,
+        blend: int = 1,
+        group_by: str | GroupFunction | None = None,
+        balance: Mapping[str, ScaleRange] | None = None,
     ) -> None:
-        check_assignment(assignment, scale_range)
+        self.comparing = Comparing(scale_range, assignment, keep_mean, shrink, smooth, group_by, balance)
         check_count("interval", interval, least=1)
         check_count("start", start, least=0)
         self.scoring = Scoring(
-            tail, tail_fraction, score, score_first, score_last, min_eigenvalues, exclude, fused or {}
+            tail,
+            tail_fraction,
+            score,
+            score_first,
+            score_last,
+            min_eigenvalues,
+            exclude,
+            fused or {},
+            reference,
+            windows,
         )
-        self.assignment: AssignmentName | AssignmentFunction = assignment
-        self.scale_range = scale_range
+        if shrink and score != "alpha":
+            raise ValueError(f"shrink needs standard errors, which only score 'alpha' has, got score={score!r}")
+        check_count("blend", blend, least=1)
+        self.blend = blend
         self.interval, self.start = interval, start
         self.share = check_share(share)
         check_count("lag", lag, least=1)
@@ -156,11 +203,20 @@ class TempBalance(LRScheduler):
         self.schedule_steps = 1  # of a call of `step`; accelerate takes as many as there are processes
         self.last_scores: dict[str, float] = {}
         self.last_scales: dict[str, float] = {}
+        self._scales: dict[str, dict[str, float]] = {}  # by target; those of the rate are last_scales
+        self._blending = Blending()
         self._rows: list[LayerRow] = []
         self._calls = -1
         self._is_retired = self._has_told = False
         self._pending: Pending | None = None
-        check = partial(check_belonging, optimizer, model, schedule)
+
+        def check() -> None:
+            check_belonging(optimizer, model, schedule)
+            if group_by is not None:
+                self.comparing.check_names([layer.name for layer in find_layers(model)])
+            for target in self.comparing.targets:
+                check_target(optimizer, target)
+
         scored = self._score_at(0, check)  # before anything is written
         for pattern in exclude:
             if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
@@ -169,9 +225,20 @@ class TempBalance(LRScheduler):
             self._is_doubtful = take_over(optimizer, self)
         self._labels = labels_of(optimizer)
         self._rates = read_rates(optimizer)
+        self._bases = {target: read_rates(optimizer, target) for target in self.comparing.targets if target != "lr"}
         self._schedule_mark = mark_of(schedule)
         self._commit(scored)
         super().__init__(optimizer)
+
+    @property
+    def scale_range(self) -> ScaleRange:
+        """The scales of the rate for the smallest and for the largest score."""
+        return self.comparing.targets.get("lr", (1.0, 1.0))
+
+    @property
+    def assignment(self) -> AssignmentName | AssignmentFunction:
+        """From scores to scales."""
+        return self.comparing.assignment
 
     def _initial_step(self) -> None:
         """Write the first rates, where torch's schedulers take their first step."""
@@ -209,6 +276,7 @@ class TempBalance(LRScheduler):
         check_caller(sys._getframe(1).f_locals.get("self"))
         scored = self._score_at(self._calls + 1, partial(self._check_step, args, kwargs))
         with scored.cancelling():
+            self._take_in_bases()
             if self.schedule is not None:
                 self._step_schedule(self.schedule, args, kwargs)
         self._commit(scored)
@@ -219,11 +287,11 @@ class TempBalance(LRScheduler):
     def get_lr(self) -> list[Rate]:
         """The schedule's rate times the scale of each group's own layer."""
         self._take_in_new_groups()
+        return self._scaled_by(self.last_scales, self._rates)
+
+    def _scaled_by(self, scales: Mapping[str, float], bases: Sequence[Rate]) -> list[Rate]:
         groups = self.optimizer.param_groups
-        return [
-            rate * self.last_scales.get(group.get(LABEL, ""), 1.0)
-            for rate, group in zip(self._rates, groups, strict=True)
-        ]
+        return [base * scales.get(group.get(LABEL, ""), 1.0) for base, group in zip(bases, groups, strict=True)]
 
     def rescore(self) -> None:
         """Score the layers now, whatever ``interval`` and ``start`` say, and write the rates.
@@ -232,7 +300,9 @@ class TempBalance(LRScheduler):
             TempBalanceError: If a weight has no spectrum; nothing has moved then.
         """
         entry = None if self._ledger is None else Entry(self._ledger, self._calls)
-        self._commit(self._score(f"rescore() after {self._calls} steps", self._check_active, entry))
+        scored = self._score(f"rescore() after {self._calls} steps", self._check_active, entry)
+        self._take_in_bases()
+        self._commit(scored, self._calls)
         self._write_rates()
 
     def wait(self) -> None:
@@ -246,6 +316,7 @@ class TempBalance(LRScheduler):
     def restore(self) -> None:
         """Put the base rates back and give the optimizer up; to build another schedule on it, call this first."""
         self._check_active()
+        self._take_in_bases()
         self._write_rates()
         put_back(self.optimizer)
         self._retire()
@@ -258,8 +329,13 @@ class TempBalance(LRScheduler):
             )
         labels, why = set(labels_of(self.optimizer)), "no param group of this optimizer has its label"
         is_lost = [row.score is not None and row.name not in labels for row in self._rows]
-        rows = zip(self._rows, is_lost, strict=True)
-        return LayerTable([replace(row, scale=1.0, reason=why) if lost else row for row, lost in rows])
+        rows = zip(map(self._in_use, self._rows), is_lost, strict=True)
+        return LayerTable([replace(row, scale=1.0, scales={}, reason=why) if lost else row for row, lost in rows])
+
+    def _in_use(self, row: LayerRow) -> LayerRow:
+        """A row with the scales of now, which may be on their way to those that it asks for."""
+        scales = {target: self._scales[target][row.name] for target in row.scales}
+        return replace(row, scale=self.last_scales.get(row.name, 1.0), scales=scales)
 
     def spending(self) -> Spending | None:
         """What scoring has taken of the training's time, and how old scores are; None without a budget.
@@ -286,7 +362,7 @@ class TempBalance(LRScheduler):
         scored = {
             "rows": [row.to_dict() for row in self._rows],
             "scores": self.last_scores,
-            "scales": self.last_scales,
+            "blending": asdict(self._blending),
             "pending": None if self._pending is None else self._pending.state(),
             "ledger": None if self._ledger is None else self._ledger.state(),
         }
@@ -298,6 +374,7 @@ class TempBalance(LRScheduler):
                 "options": self._options(),
                 "groups": labels_of(self.optimizer),
                 "rates": self._rates,
+                "bases": self._bases,
                 "base_lrs": self.base_lrs,
                 "driven": driven_by(self.schedule, self.optimizer),
                 "scored": json.dumps(plain(scored)),
@@ -324,20 +401,25 @@ class TempBalance(LRScheduler):
         state = copy.deepcopy(state_dict)
         check_state(state, self.optimizer, self.schedule)
         options = state["options"]
-        scoring = {
-            key: loaded_option(key, value, getattr(self.scoring, key)) for key, value in options["scoring"].items()
-        }
-        self.assignment = loaded_option("assignment", options["assignment"], self.assignment)
-        self.scoring = replace(self.scoring, **scoring)
-        self.scale_range = tuple(options["scale_range"])
+        # before version 3 there were no others
+        comparing = options.get("comparing") or {key: options[key] for key in ("scale_range", "assignment")}
+        scoring, comparing = (
+            loaded_options(saved, built, options.get("functions"))
+            for saved, built in ((options["scoring"], self.scoring), (comparing, self.comparing))
+        )
+        put_back(self.optimizer)  # what the state may not balance
+        self.scoring, self.comparing = replace(self.scoring, **scoring), replace(self.comparing, **comparing)
         self.interval, self.start = options["interval"], options["start"]
         self.background, self.lag = options.get("background", self.background), options.get("lag", self.lag)
-        self.budget = options.get("budget", self.budget)
+        self.budget, self.blend = options.get("budget", self.budget), options.get("blend", self.blend)
         self._calls, self._step_count = state["last_epoch"], state["step_count"]
         self._rates, self.base_lrs = state["rates"], state["base_lrs"]
+        self._bases = state.get("bases", {})
         scored = json.loads(state["scored"]) if "scored" in state else {"pending": None, **state}  # version 1
         self._rows = [LayerRow.from_dict(row) for row in scored["rows"]]
-        self.last_scores, self.last_scales = scored["scores"], scored["scales"]
+        self.last_scores = scored["scores"]
+        ended = {"since": self._calls - self.blend, "start": {}, "aim": {"lr": scored.get("scales", {})}}
+        self._blending = Blending(**scored.get("blending", ended))
         self._set_pending(None if scored["pending"] is None else Pending.from_state(scored["pending"]))
         self._ledger = None if self.budget is None else Ledger(self.budget, scored.get("ledger"))
         if self.schedule is not None:
@@ -352,18 +434,29 @@ class TempBalance(LRScheduler):
         """Groups that were added since bring their own base rate."""
         self._rates += read_rates(self.optimizer)[len(self._rates) :]
 
+    def _take_in_bases(self) -> None:
+        """What something else has set since, other targets than the rate have as their new base value."""
+        self._bases = {target: read_bases(self.optimizer, known, target) for target, known in self._bases.items()}
+
     def _options(self) -> dict[str, Any]:
         """Those that make a run what it is; functions are None."""
-        scoring = {each.name: getattr(self.scoring, each.name) for each in fields(self.scoring)}
+        options = {
+            part: {each.name: getattr(found, each.name) for each in fields(found)}
+            for part, found in (("scoring", self.scoring), ("comparing", self.comparing))
+        }
+        own = [name for each in options.values() for name, value in each.items() if callable(value)]
         return {
-            "scale_range": list(self.scale_range),
-            "assignment": None if callable(self.assignment) else self.assignment,
             "interval": self.interval,
             "start": self.start,
             "background": self.background,
             "lag": self.lag,
             "budget": self.budget,
-            "scoring": {key: None if callable(value) else value for key, value in scoring.items()},
+            "blend": self.blend,
+            "functions": own,
+            **{
+                part: {name: None if name in own else value for name, value in each.items()}
+                for part, each in options.items()
+            },
         }
 
     def _score_at(self, call: int, check: Callable[[], None]) -> _Scored:
@@ -428,18 +521,18 @@ class TempBalance(LRScheduler):
             return find_layers(self.model)
 
         options = self._options()
-        options |= options.pop("scoring")
+        options |= options.pop("scoring") | options.pop("comparing")
         return SharedScoring(find, self.scoring, find_ranks(self.share), call=name, options=options, choose=choose)
 
     def _scaled(self, rows: list[LayerRow]) -> list[LayerRow]:
         """Rows with their scales."""
-        scores = {row.name: row.score for row in rows if row.score is not None}
-        scales = assign(scores, assignment=self.assignment, scale_range=self.scale_range)
-        return [replace(row, scale=scales.get(row.name, 1.0)) for row in rows]
+        return self.comparing.compared(rows, self._rows)
 
-    def _commit(self, scored: _Scored) -> None:
-        """Have rows take effect, and go on with what was started."""
+    def _commit(self, scored: _Scored, call: int | None = None) -> None:
+        """Have rows take effect, at the next call of `step` if not told otherwise, and go on with what was started."""
         if scored.rows is not None:
+            aim = scales_of(scored.rows, list(self.comparing.targets))
+            self._blending = Blending(self._calls + 1 if call is None else call, self._scales, aim)
             self._keep(scored.rows)
         if scored.rows is not None or scored.started is not None:
             self._set_pending(scored.started)
@@ -456,8 +549,7 @@ class TempBalance(LRScheduler):
         self._set_pending(None)
 
     def _keep(self, rows: list[LayerRow]) -> None:
-        self.last_scores = {row.name: row.score for row in rows if row.score is not None}
-        self.last_scales = {row.name: row.scale for row in rows if row.score is not None}
+        self.last_scores = {row.name: row.compared for row in rows if row.compared is not None}
         if not self.last_scores and not self._has_told:
             self._has_told = True
             reasons = "; ".join(sorted({row.reason for row in rows})) or "the model has no layers"
@@ -467,6 +559,8 @@ class TempBalance(LRScheduler):
     def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Step the schedule on its own rates: many go on from a group's present one, and scales must not compound."""
         write_rates(self.optimizer, self._rates)
+        for target, bases in self._bases.items():
+            write_rates(self.optimizer, bases, target)
         try:
             for _ in range(self.schedule_steps):
                 schedule.step(*args, **kwargs)
@@ -476,10 +570,17 @@ class TempBalance(LRScheduler):
         finally:
             self._schedule_mark = mark_of(schedule)
         self._rates = read_rates(self.optimizer)
+        self._bases = {target: read_rates(self.optimizer, target) for target in self._bases}
 
     def _write_rates(self) -> None:
+        self._scales = self._blending.at(self._calls, steps=self.blend)
+        self.last_scales = self._scales.get("lr", {})
         write_rates(self.optimizer, self.get_lr())
         note_written(self.optimizer, self._rates)
+        for target, bases in self._bases.items():
+            bases += read_rates(self.optimizer, target)[len(bases) :]  # of groups that were added since
+            write_rates(self.optimizer, self._scaled_by(self._scales.get(target, {}), bases), target)
+            note_written(self.optimizer, bases, target)
         self._last_lr = read_rates(self.optimizer)
 
     def _check_active(self) -> None:

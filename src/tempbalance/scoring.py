@@ -11,11 +11,13 @@ from functools import partial
 from itertools import groupby
 from operator import methodcaller
 from statistics import fmean
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from tempbalance.core.matrices import Cut, Part, cut_fused
+from tempbalance.core.matrices import Cut, Part, Windows, check_windows, cut_fused, cut_windows
+from tempbalance.core.random_alpha import TailFunction, random_alpha
 from tempbalance.core.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
 from tempbalance.core.spectrum import DOUBT, FLAT, STEEP, Spectrum, check_weight, spectra
 from tempbalance.core.tail import TailFit, TailName, check_tail, fit_tail
@@ -23,7 +25,7 @@ from tempbalance.errors import ScoreError, TailError, TempBalanceError
 from tempbalance.layers import Layer
 from tempbalance.table import LayerRow, PartRow
 
-TailFunction = Callable[[Tensor], TailFit]
+ReferenceName = Literal["random"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,17 @@ class Scoring:
     min_eigenvalues: int = 50
     exclude: Sequence[str] = ()
     fused: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
+    reference: ReferenceName | None = None
+    windows: Windows | None = None
 
     def __post_init__(self) -> None:
         check_tail(self.tail, self.tail_fraction)
         check_score(self.score)
+        check_windows(self.windows)
+        if self.reference not in (None, *get_args(ReferenceName)):
+            raise ValueError(f"reference must be 'random' or None, got {self.reference!r}")
+        if self.reference is not None and self.score != "alpha":
+            raise ValueError(f"reference is what alpha is divided by: it needs score 'alpha', got {self.score!r}")
         check_count("min_eigenvalues", self.min_eigenvalues, least=3)
         if isinstance(self.exclude, str):
             raise TypeError(f"exclude must be a list of name patterns, got the string {self.exclude!r}")
@@ -72,6 +81,7 @@ class Job:
     index: int
     name: str
     cost: int
+    shape: tuple[int, int, int]
     num_eigenvalues: int
     reason: str = ""
     fit: TailFit | None = None
@@ -154,6 +164,8 @@ def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
     """
     sizes = next((each for pattern, each in scoring.fused.items() if fnmatchcase(layer.name, pattern)), None)
     cut = layer.cut if sizes is None else partial(cut_fused, sizes=sizes, dim=layer.out_dim)
+    if scoring.windows is not None:
+        cut = partial(_cut_windows, cut, scoring.windows)
     jobs = []
     with naming(layer):
         if not layer.shape:
@@ -163,11 +175,15 @@ def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
             side = min(rows, columns)
             # the Gram matrix, and its eigenvalues, which take four times as long for a square one
             cost = num_slices * side**2 * (max(rows, columns) + 4 * side)
-            job = Job(layer, cut, index, part.name, cost, part.num_eigenvalues)
+            job = Job(layer, cut, index, part.name, cost, (num_slices, rows, columns), part.num_eigenvalues)
             if job.num_eigenvalues < scoring.min_eigenvalues:
                 job.reason = f"{job.num_eigenvalues} eigenvalues, min_eigenvalues is {scoring.min_eigenvalues}"
             jobs.append(job)
     return jobs
+
+
+def _cut_windows(cut: Cut, windows: Windows, weight: Tensor) -> list[Part]:
+    return [cut_windows(part, windows) for part in cut(weight)]
 
 
 Refuse = Callable[[Job, TempBalanceError], None]
@@ -283,7 +299,17 @@ def _judge(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
         job.fit = fit
     job.reason = ""  # a score that does not look at the tail does not need a fit
     job.score = compute_score(spectrum.eigenvalues, job.fit, score=scoring.score)
+    if scoring.reference is not None:
+        job.score /= _random_alpha(job, scoring)
     return True
+
+
+def _random_alpha(job: Job, scoring: Scoring) -> float:
+    """What the same fit gives for random matrices of the shape of a job's."""
+    num_slices, rows, columns = job.shape
+    return random_alpha(
+        rows=rows, columns=columns, num_slices=num_slices, tail=scoring.tail, tail_fraction=scoring.tail_fraction
+    )
 
 
 def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tempbalance.groups import LABEL, flatten
+from tempbalance.rates import check_target
 
-VERSIONS = (1, 2)  # of states that are read; the last one is written
+VERSIONS = (1, 2, 3)  # of states that are read; the last one is written
 _DRIVEN = ("momentum", "betas")  # what OneCycleLR and CyclicLR write besides the rate
 
 
@@ -32,20 +33,31 @@ def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
         raise ValueError(f"not a state of TempBalance that this version reads: version {state.get('version')!r}")
     if state["groups"] != labels_of(optimizer):
         raise ValueError(f"the state has param groups {state['groups']}, the optimizer {labels_of(optimizer)}")
+    for target in state.get("bases", ()):
+        check_target(optimizer, target)
     types = schedule_types(schedule)
     if state["schedule_types"] != types:
         raise ValueError(f"the state has schedule {state['schedule_types']}, this scheduler {types}")
 
 
-def loaded_option(name: str, saved: Any, built: Any) -> Any:
-    """An option after loading: the saved one, or the function that stands for it here.
+def loaded_options(saved: Mapping[str, Any], built: Any, functions: Sequence[str] | None) -> dict[str, Any]:
+    """Options after loading: the saved ones, or the functions that stand for them here.
+
+    Args:
+        saved: By name.
+        built: Has those that the scheduler was built with as attributes.
+        functions: Which were functions; before version 3, those that are None.
 
     Raises:
-        ValueError: If it was saved as a function and none stands for it.
+        ValueError: If one was saved as a function and none stands for it.
     """
-    if saved is None and not callable(built):
-        raise ValueError(f"the state was saved with a function as {name}: build TempBalance with it, got {built!r}")
-    return built if callable(built) else saved
+    loaded = {}
+    for name, value in saved.items():
+        own, was_function = getattr(built, name), value is None if functions is None else name in functions
+        if was_function and not callable(own):
+            raise ValueError(f"the state was saved with a function as {name}: build TempBalance with it, got {own!r}")
+        loaded[name] = own if callable(own) else value
+    return loaded
 
 
 def labels_of(optimizer: Optimizer) -> list[str | None]:

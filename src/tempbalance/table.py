@@ -47,6 +47,9 @@ class LayerRow:
         scale: What multiplies its rate.
         reason: Why it is left out; empty if it is not.
         parts: The parts one by one, if there are several.
+        compared: What it is compared with other layers by: the score, averaged over its group, drawn toward the layers'
+            mean and averaged over time, as options say.
+        scales: What multiplies other targets, by their names.
     """
 
     name: str
@@ -61,6 +64,8 @@ class LayerRow:
     scale: float = 1.0
     reason: str = ""
     parts: tuple[PartRow, ...] = ()
+    compared: float | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dictionaries."""
@@ -107,9 +112,12 @@ class DiagnosisRow(LayerRow):
     spectra: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dictionaries, without the spectra and the rate's scale."""
+        """Plain numbers, strings, lists and dictionaries, without the spectra and what training makes of scores."""
         values = LayerRow.to_dict(replace(self, spectra={}))
-        return {name: value for name, value in values.items() if name not in ("spectra", "scale", "score")}
+        return {name: value for name, value in values.items() if name not in _OF_TRAINING}
+
+
+_OF_TRAINING = ("spectra", "scale", "scales", "score", "compared")
 
 
 class LayerTable(Sequence[LayerRow]):
@@ -148,15 +156,26 @@ class LayerTable(Sequence[LayerRow]):
         return self.rows[key]
 
     def __str__(self) -> str:
-        lines = [("layer", "shape", "alpha", "score", "scale", "")]
+        names = [name for name in _COLUMNS if name in _ALWAYS or any(_differs(row, name) for row in self.rows)]
+        targets = sorted({target for row in self.rows for target in row.scales})
+        lines = [("layer", "shape", *names, *targets, "")]
         for row in self.rows:
-            shape = " x ".join(map(str, row.shape))
+            numbers = [*(getattr(row, name) for name in names), *(row.scales.get(target) for target in targets)]
             why = f"left out: {row.reason}" if row.reason else ""
-            lines.append((row.name, shape, _number(row.alpha), _number(row.score), _number(row.scale), why))
-        widths = [max(len(line[column]) for line in lines) for column in range(6)]
+            lines.append((row.name, " x ".join(map(str, row.shape)), *map(_number, numbers), why))
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
     __repr__ = __str__
+
+
+_COLUMNS = ("alpha", "score", "compared", "scale")
+_ALWAYS = ("alpha", "score", "scale")
+
+
+def _differs(row: LayerRow, name: str) -> bool:
+    """Whether a column says what the score does not."""
+    return getattr(row, name) not in (None, row.score)
 
 
 def _number(value: float | None) -> str:

@@ -63,7 +63,7 @@ def tell(
     Returns:
         The text for standard output.
     """
-    if telling.html is not None and any(_is_same(telling.html, source) for source in sources):
+    if telling.html is not None and any(is_same(telling.html, source) for source in sources):
         raise ValueError(f"html must be a file of its own, got the checkpoint {str(telling.html)!r}")
     if how is None and (len(sources) > 1 or telling.html or telling.figures or telling.top or telling.sort != "depth"):
         raise ValueError("--list shows the tensors of one checkpoint as they are: leave out the other options")
@@ -71,7 +71,7 @@ def tell(
         return render_list(list_tensors(sources[0], **which), telling.form)
     if len(sources) > 1 and (telling.html or telling.figures or telling.top or telling.sort != "depth"):
         raise ValueError("--html, --figures, --sort and --top are about one checkpoint: leave out --against")
-    diagnoses = [_diagnose(source, {**which, **how}, console) for source in sources]
+    diagnoses = [diagnose_shown(source, {**which, **how}, console) for source in sources]
     if len(diagnoses) > 1:
         names = [{row.name for row in each.scored} for each in diagnoses]
         if not set.intersection(*names):
@@ -82,11 +82,13 @@ def tell(
     return render(diagnosis, sort_rows(diagnosis.scored, telling.sort, top=telling.top), telling.form)
 
 
-def _is_same(page: Path, source: str) -> bool:
+def is_same(page: Path, source: str) -> bool:
+    """Whether a page would be written over what is diagnosed."""
     return page.exists() and Path(source).exists() and page.samefile(source)
 
 
-def _diagnose(source: str, options: Mapping[str, Any], console: Console) -> Diagnosis:
+def diagnose_shown(source: str, options: Mapping[str, Any], console: Console) -> Diagnosis:
+    """Diagnose, with a bar that shows how far it is."""
     with _shown(console, Path(source).name) as progress:
         diagnosis = diagnose(source, **options, progress=progress)
     for note in diagnosis.notes:

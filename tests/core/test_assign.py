@@ -6,12 +6,12 @@ import pytest
 from tempbalance.core.assign import assign, check_assignment
 from tempbalance.errors import ScoreError
 
-NAMES = ("linear", "sqrt", "log2", "step")
+NAMES = ("linear", "sqrt", "log2", "step", "sigmoid", "power")
 SCORES = {"a": 2.0, "b": 3.5, "c": 2.5, "d": 6.0, "e": 4.0}
 
 
 def literal(name: str, scores: list[float], low: float, high: float) -> list[float]:
-    """Eq. 2 and the three of the paper's appendix, for scores that all differ."""
+    """Eq. 2, the three of the paper's appendix, the sigmoid of Liu et al. and a power, for scores that all differ."""
     if name == "linear":
         least, most = min(scores), max(scores)
         return [low + (score - least) / (most - least) * (high - low) for score in scores]
@@ -19,6 +19,12 @@ def literal(name: str, scores: list[float], low: float, high: float) -> list[flo
         return [math.sqrt(score) / (sum(map(math.sqrt, scores)) / len(scores)) for score in scores]
     if name == "log2":
         return [math.log2(score) / (sum(map(math.log2, scores)) / len(scores)) for score in scores]
+    if name == "sigmoid":
+        mean, strength = sum(scores) / len(scores), math.log10(high / low)
+        return [10 ** (strength * (1 / (1 + math.exp(-10 * (score - mean))) - 1 / 2)) for score in scores]
+    if name == "power":
+        exponent = math.log(high / low) / math.log(max(scores) / min(scores))
+        return [low * (score / min(scores)) ** exponent for score in scores]
     # the layer with the k-th minimum of L gets s1 + (k - 1) (s2 - s1) / (L - 1)
     return [low + sorted(scores).index(score) * (high - low) / (len(scores) - 1) for score in scores]
 
@@ -62,9 +68,9 @@ def test_equal_scores_and_one_alone_give_scales_of_1(scores, name):
 )
 @pytest.mark.parametrize("scores", [{"a": 3.0}, {"a": 3.0, "b": 3.0}])
 def test_equal_scores_are_clipped_by_the_assignments_that_map_onto_the_range(scores, scale_range, clipped):
-    for name in ("linear", "step"):
+    for name in ("linear", "step", "power"):
         assert assign(scores, assignment=name, scale_range=scale_range) == dict.fromkeys(scores, clipped)
-    for name in ("sqrt", "log2"):
+    for name in ("sqrt", "log2", "sigmoid"):
         assert assign(scores, assignment=name, scale_range=scale_range) == dict.fromkeys(scores, 1.0)
 
 
@@ -80,6 +86,38 @@ def test_sqrt_takes_a_zero_among_others():
 def test_negative_scores_and_scores_far_apart_stay_in_the_range(name):
     scores = {"a": -1.7e308, "b": 0.0, "c": 1.7e308}
     assert assign(scores, assignment=name) == pytest.approx({"a": 0.5, "b": 1.0, "c": 1.5}, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["linear", "step", "sigmoid", "power"])
+def test_a_range_that_is_turned_turns_the_order_of_the_scales(name):
+    up = assign(SCORES, assignment=name, scale_range=(0.5, 2.0))
+    down = assign(SCORES, assignment=name, scale_range=(2.0, 0.5), turned=True)
+    ranked = sorted(SCORES, key=SCORES.__getitem__)
+    assert sorted(up, key=up.__getitem__) == ranked
+    assert sorted(down, key=down.__getitem__) == ranked[::-1]
+    if name != "sigmoid":
+        assert (down["a"], down["d"]) == (2.0, 0.5)
+    if name in ("sigmoid", "power"):
+        assert {layer: 1 / scale for layer, scale in down.items()} == pytest.approx(up, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sqrt", "log2"])
+def test_what_does_not_look_at_the_range_cannot_be_turned(name):
+    with pytest.raises(
+        ValueError, match=rf"scale_range must have low <= high with assignment '{name}', got \(2.0, 0.5\)"
+    ):
+        assign(SCORES, assignment=name, scale_range=(2.0, 0.5), turned=True)
+
+
+def test_sigmoid_stays_finite_for_scores_far_apart_and_around_1():
+    scales = assign({"a": -1.7e308, "b": 0.0, "c": 1.7e308}, assignment="sigmoid", scale_range=(0.1, 10.0))
+    assert scales == pytest.approx({"a": 0.1, "b": 1.0, "c": 10.0}, rel=1e-12)
+
+
+@pytest.mark.parametrize("score", [0.0, -3.0])
+def test_power_of_a_score_not_above_0_is_refused_with_its_layer(score):
+    with pytest.raises(ScoreError, match=f"layer 'bad': assignment 'power' needs scores > 0, got {score:.6g}"):
+        assign({"good": 2.0, "bad": score}, assignment="power")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,7 +182,9 @@ def test_a_range_that_is_not_positive_and_ascending_is_refused(scores, scale_ran
 
 @pytest.mark.parametrize("name", ["cubic", "", "Linear", None])
 def test_an_unknown_assignment_is_refused(name):
-    with pytest.raises(ValueError, match="assignment must be one of linear, sqrt, log2, step or a callable, got"):
+    with pytest.raises(
+        ValueError, match="assignment must be one of linear, sqrt, log2, step, sigmoid, power or a callable, got"
+    ):
         assign(SCORES, assignment=name)
 
 

@@ -51,9 +51,9 @@ def watched(monkeypatch):
     """The number of threads and the matmul precisions at each solve."""
     solve, seen = torch.linalg.eigvalsh, []
 
-    def watch(gram):
+    def watch(gram, **options):
         seen.append((torch.get_num_threads(), [backend.fp32_precision for backend in BACKENDS]))
-        return solve(gram)
+        return solve(gram, **options)
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", watch)
     return seen
@@ -134,6 +134,32 @@ def test_a_gram_matrix_is_whole_up_to_its_diagonal(shape, double):
     expected = (wide @ wide.mT).tril() / 2.0**exponent
     assert gram.shape == expected.shape
     assert torch.allclose(gram.double().tril(), expected, rtol=0, atol=(1e-14 if double else 1e-6) * expected.max())
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("side", [140, 520])
+def test_the_slices_of_a_kernel_have_the_gram_matrices_of_their_copies(side, double):
+    slices = cut_convolution(gauss(side, side, 2, 1).float())[0].slices
+    assert not slices.is_contiguous()
+    gram, exponent = gram_matrices(slices, double=double)
+    expected, expected_exponent = gram_matrices(slices.clone(memory_format=torch.contiguous_format), double=double)
+    assert exponent == expected_exponent
+    assert torch.equal(gram, expected)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("side", [130, 513])
+def test_what_lies_above_the_diagonal_of_a_gram_matrix_is_not_looked_at(side, double, monkeypatch):
+    part = cut_matrix(gauss(side, side + 10).float())[0]
+    (expected,) = spectra([part], double=double)
+
+    def spoiled(slices, **options):
+        gram, exponent = gram_matrices(slices, **options)
+        return gram.tril() + torch.full_like(gram, 1e3).triu(1), exponent
+
+    monkeypatch.setattr("tempbalance.core.spectrum.gram_matrices", spoiled)
+    (found,) = spectra([part], double=double)
+    assert torch.equal(found.values, expected.values)
 
 
 def test_a_matrix_multiplied_in_blocks_has_the_spectrum_of_the_svd():
@@ -390,7 +416,7 @@ def test_one_bad_part_does_not_spoil_the_others():
 
 
 def test_a_solve_that_fails_is_a_weight_error(monkeypatch):
-    def fail(gram):
+    def fail(gram, **options):
         raise torch.linalg.LinAlgError("did not converge")
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", fail)

@@ -12,14 +12,15 @@ from tempbalance.lab.paper.tables import paper_tables
 from tempbalance.lab.plan import jobs_of_all, points_of, read_only, totals_text
 from tempbalance.lab.point import PRESETS, find_preset
 from tempbalance.lab.points import steps_like
-from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.recipe import SEEDS, Recipe
 from tempbalance.lab.study import StudyError, all_studies, find_study
 
+BEYOND = {"reference", "shrink", "decay", "assignment_all"}
 OF_IMAGES = {
     "main", "optimizers", "adam", "learning_rate", "width", "score", "tail", "assignment", "scale_range", "start",
-    "interval", "depth", "overhead", "gradients", "rank_one", "alpha", "layers",
+    "interval", "depth", "overhead", "gradients", "rank_one", "alpha", "layers", *BEYOND,
 }  # fmt: skip
-OTHERS = {"language", "detection", "matrices", "exponent"}
+OTHERS = {"language", "detection", "matrices", "exponent", "operator"}
 PAPER, LAPTOP, SMOKE = PRESETS.values()
 
 
@@ -79,9 +80,14 @@ def test_every_preset_of_every_study_that_trains_has_runs_with_its_seeds(name, p
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
 def test_every_preset_of_every_study_of_images_has_its_size(name, preset):
     found = recipes(name, preset)
-    num_seeds = find_study(name).num_seeds or len(preset.seeds)
-    assert find_study(name).seeds(preset) == preset.seeds[:num_seeds]
-    if preset is LAPTOP:
+    if name in BEYOND:
+        assert find_study(name).seeds(preset) == (SEEDS if preset is LAPTOP else preset.seeds)
+    else:
+        num_seeds = find_study(name).num_seeds or len(preset.seeds)
+        assert find_study(name).seeds(preset) == preset.seeds[:num_seeds]
+    if preset is LAPTOP and name in BEYOND:
+        assert {(each.width, each.limit, each.test_limit) for each in found} == {(0.125, 4_000, 2_000)}
+    elif preset is LAPTOP:
         assert {each.dataset for each in found} <= {"digits", "fashion_mnist"}
         assert {each.epochs for each in found} == {12}
         assert {(each.limit, each.test_limit) for each in found if each.dataset != "digits"} <= {(10_000, 2_000)}

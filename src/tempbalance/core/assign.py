@@ -9,13 +9,24 @@ from typing import Literal, get_args
 
 from tempbalance.errors import ScoreError
 
-AssignmentName = Literal["linear", "sqrt", "log2", "step"]
+AssignmentName = Literal["linear", "sqrt", "log2", "step", "sigmoid", "power"]
 ScaleRange = tuple[float, float]
 AssignmentFunction = Callable[[dict[str, float], ScaleRange], Mapping[str, float]]
 
+_CLIPPED = ("linear", "step", "power")  # that map onto the range; the others only look at its width, or not at it
+_STEEPNESS = 10.0  # tau of the sigmoid
 
-def check_assignment(assignment: str | Callable[..., object], scale_range: ScaleRange) -> None:
+
+def check_assignment(
+    assignment: str | Callable[..., object], scale_range: ScaleRange, *, name: str = "scale_range", turned: bool = False
+) -> None:
     """Refuse options that no assignment takes.
+
+    Args:
+        assignment: From scores to scales.
+        scale_range: The scales of the smallest and of the largest score.
+        name: What the range is called.
+        turned: Whether the first may be the larger one.
 
     Raises:
         ValueError: If the name is unknown or the range is not 0 < low <= high.
@@ -24,8 +35,12 @@ def check_assignment(assignment: str | Callable[..., object], scale_range: Scale
         names = ", ".join(get_args(AssignmentName))
         raise ValueError(f"assignment must be one of {names} or a callable, got {assignment!r}")
     is_pair = isinstance(scale_range, tuple | list) and len(scale_range) == 2
-    if not is_pair or not 0 < scale_range[0] <= scale_range[1] < math.inf:
-        raise ValueError(f"scale_range must be a pair with 0 < low <= high, got {scale_range!r}")
+    is_pair = is_pair and all(0 < scale < math.inf for scale in scale_range)
+    if not is_pair or (not turned and scale_range[0] > scale_range[1]):
+        rule = "two numbers above 0" if turned else "a pair with 0 < low <= high"
+        raise ValueError(f"{name} must be {rule}, got {scale_range!r}")
+    if scale_range[0] > scale_range[1] and assignment in ("sqrt", "log2"):
+        raise ValueError(f"{name} must have low <= high with assignment {assignment!r}, got {scale_range!r}")
 
 
 def assign(
@@ -33,28 +48,32 @@ def assign(
     *,
     assignment: AssignmentName | AssignmentFunction = "linear",
     scale_range: ScaleRange = (0.5, 1.5),
+    turned: bool = False,
 ) -> dict[str, float]:
     """The scale of each layer.
 
     Args:
         scores: Layer name to score.
         assignment: ``linear`` maps the scores onto ``scale_range`` (Eq. 2), ``step`` their ranks, equal scores sharing
-            their mean rank; ``sqrt`` and ``log2`` divide the root or logarithm of a score by its mean over the layers,
-            whatever ``scale_range`` is. A function is given the scores and the range and returns scales by layer.
-            Where all scores are equal, as with one layer alone, every scale is 1, clipped to ``scale_range`` by the two
-            that map onto it.
-        scale_range: The smallest and the largest scale, 0 < low <= high; the paper uses (0.5, 1.5).
+            their mean rank, ``power`` their logarithms onto that of the range, so that a scale is a power of the score;
+            ``sqrt`` and ``log2`` divide the root or logarithm of a score by its mean over the layers, whatever
+            ``scale_range`` is; ``sigmoid`` is 10^(s (sigmoid(10 (score - mean)) - 1/2)) with s = log10(high / low), so
+            around 1, within the root of the range's ratio. A function is given the scores and the range and returns
+            scales by layer. Where all scores are equal, as with one layer alone, every scale is 1, clipped to
+            ``scale_range`` by those that map onto it.
+        scale_range: The scales of the smallest and of the largest score, 0 < low <= high; the paper uses (0.5, 1.5).
+        turned: Whether the first may be the larger one: the larger a score, the smaller its scale.
 
     Raises:
         ValueError: If an option is out of range.
-        ScoreError: If a score is not finite, below 0 for ``sqrt`` or not above 1 for ``log2``; or if a callable leaves
-            out a layer or gives one a scale that is negative or not finite.
+        ScoreError: If a score is not finite, below 0 for ``sqrt``, not above 0 for ``power`` or not above 1 for
+            ``log2``; or if a callable leaves out a layer or gives one a scale that is negative or not finite.
 
     Example:
         >>> assign({"conv1": 2.0, "conv2": 4.0, "fc": 3.0})
         {'conv1': 0.5, 'conv2': 1.5, 'fc': 1.0}
     """
-    check_assignment(assignment, scale_range)
+    check_assignment(assignment, scale_range, turned=turned)
     for name, score in scores.items():
         _check_score(name, score, assignment)
     if not scores:
@@ -65,7 +84,7 @@ def assign(
     if min(values) < max(values):
         scales = _FUNCTIONS[assignment](values, scale_range)
     else:
-        scales = [_clip(1.0, scale_range) if assignment in ("linear", "step") else 1.0] * len(values)
+        scales = [_clip(1.0, scale_range) if assignment in _CLIPPED else 1.0] * len(values)
     return dict(zip(scores, scales, strict=True))
 
 
@@ -74,6 +93,8 @@ def _check_score(name: str, score: float, assignment: AssignmentName | Assignmen
         raise ScoreError(f"layer {name!r}: a score must be finite, got {score}")
     if assignment == "sqrt" and score < 0:
         raise ScoreError(f"layer {name!r}: assignment 'sqrt' needs scores >= 0, got {score:.6g}")
+    if assignment == "power" and score <= 0:
+        raise ScoreError(f"layer {name!r}: assignment 'power' needs scores > 0, got {score:.6g}")
     if assignment == "log2" and score <= 1:
         raise ScoreError(f"layer {name!r}: assignment 'log2' needs scores > 1, got {score:.6g}")
 
@@ -95,7 +116,7 @@ def _checked_scales(scales: Mapping[str, float], scores: Mapping[str, float]) ->
 
 
 def _clip(scale: float, scale_range: ScaleRange) -> float:
-    return min(max(scale, scale_range[0]), scale_range[1])
+    return min(max(scale, min(scale_range)), max(scale_range))
 
 
 def _linear(scores: list[float], scale_range: ScaleRange) -> list[float]:
@@ -118,9 +139,25 @@ def _step(scores: list[float], scale_range: ScaleRange) -> list[float]:
     return [_clip(low + ranks[score] * (high - low) / (len(scores) - 1), scale_range) for score in scores]
 
 
+def _power(scores: list[float], scale_range: ScaleRange) -> list[float]:
+    # c a^p through both ends: linear in the logarithms
+    ends = (math.log(scale_range[0]), math.log(scale_range[1]))
+    logs = _linear([math.log(score) for score in scores], ends)
+    return [_clip(math.exp(each), scale_range) for each in logs]
+
+
+def _sigmoid(scores: list[float], scale_range: ScaleRange) -> list[float]:
+    strength = math.log10(scale_range[1] / scale_range[0])
+    mean = math.fsum(score / len(scores) for score in scores)  # divided first: a sum may overflow
+    # sigmoid(x) - 1/2 = tanh(x / 2) / 2, which no x overflows
+    return [math.pow(10, strength * math.tanh(_STEEPNESS * (score / 2 - mean / 2)) / 2) for score in scores]
+
+
 _FUNCTIONS: dict[str, Callable[[list[float], ScaleRange], list[float]]] = {
     "linear": _linear,
     "sqrt": lambda scores, _: _over_mean([math.sqrt(score) for score in scores]),
     "log2": lambda scores, _: _over_mean([math.log2(score) for score in scores]),
     "step": _step,
+    "sigmoid": _sigmoid,
+    "power": _power,
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class Part:
 
 
 Cut = Callable[[Tensor], list[Part]]
+Windows = Literal["square"] | int
 
 
 def cut_matrix(weight: Tensor) -> list[Part]:
@@ -123,3 +125,49 @@ def cut_by_shape(weight: Tensor) -> list[Part]:
     if weight.dim() < 2:
         raise WeightError(f"a weight has two or more dimensions, got {weight.dim()}")
     return cut_matrix(weight) if weight.dim() == 2 else cut_convolution(weight)
+
+
+def check_windows(windows: object) -> None:
+    """Refuse what is no size of windows.
+
+    Raises:
+        ValueError: If it is neither None nor ``square`` nor a whole number of at least 2.
+    """
+    is_side = isinstance(windows, int) and not isinstance(windows, bool) and windows >= 2
+    if not (windows is None or windows == "square" or is_side):
+        raise ValueError(f"windows must be None, 'square' or a whole number of at least 2, got {windows!r}")
+
+
+def cut_windows(part: Part, windows: Windows) -> Part:
+    """Square windows in place of matrices, so that what is pooled has one aspect ratio (Hu et al. 2025).
+
+    As few windows as cover a matrix, evenly spaced along each dimension, overlapping where they do not divide it. They
+    are views where strides allow, as for one matrix cut along one dimension into equal steps; else copies, which
+    where windows overlap take up to four times the memory of the matrix.
+
+    Args:
+        part: The matrices.
+        windows: ``square`` for a side as long as the shorter one of a matrix, or the side, if that is not longer.
+
+    Raises:
+        ValueError: If ``windows`` is neither.
+    """
+    check_windows(windows)
+    if part.slices.numel() == 0:
+        return part
+    shorter = min(part.slices.shape[1:])
+    side = min(windows, shorter) if isinstance(windows, int) else shorter
+    # (num_slices, windows down, windows across, side, side)
+    grid = _windows_along(_windows_along(part.slices, 1, side), 2, side)
+    return replace(part, slices=grid.reshape(-1, side, side))
+
+
+def _windows_along(slices: Tensor, dim: int, side: int) -> Tensor:
+    """Windows in place of a dimension, what they hold along it as another dimension at the end."""
+    length = slices.shape[dim]
+    num_windows = -(-length // side)
+    num_steps = max(1, num_windows - 1)
+    if (length - side) % num_steps == 0:
+        return slices.unfold(dim, side, max(1, (length - side) // num_steps))
+    starts = [i * (length - side) // num_steps for i in range(num_windows)]
+    return torch.stack([slices.narrow(dim, start, side).movedim(dim, -1) for start in starts], dim)

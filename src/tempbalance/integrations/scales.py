@@ -11,7 +11,8 @@ from torch import nn
 from tempbalance.groups import LABEL
 from tempbalance.scheduler import TempBalance
 
-TAKES_TIME = ("background", "lag")  # options of TempBalance that go by its own calls of `step`, of which there are none
+# options of TempBalance that go by its own calls of `step`, of which there are none, or by its own optimizer's groups
+TAKES_TIME = ("background", "lag", "blend", "balance")
 
 
 def scales_alone(groups: Sequence[dict[str, Any]], model: nn.Module, **options: Any) -> TempBalance:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from tempbalance.lab.balancing import REFERENCES
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.options import ASSIGNMENTS, DATASETS, MODELS, SCORES, TAILS
 from tempbalance.lab.recipe import Recipe
@@ -41,6 +42,14 @@ _TEXTS = {
     "score_first": (BALANCING, "Score the first layer too."),
     "score_last": (BALANCING, "Score the last layer too."),
     "min_eigenvalues": (BALANCING, "Layers with fewer are left out."),
+    "reference": (BALANCING, f"What alpha is divided by: {', '.join(REFERENCES)}, that of a random matrix."),
+    "windows": (BALANCING, "Pool square windows of a matrix: square, or their side."),
+    "keep_mean": (BALANCING, "Divide scales by their mean, so that they average to 1."),
+    "shrink": (BALANCING, "Draw uncertain scores toward the layers' mean."),
+    "smooth": (BALANCING, "How much the scores of before count, 0 to 1."),
+    "blend": (BALANCING, "Epochs over which new scales are reached."),
+    "group_by": (BALANCING, "Layers whose names begin like this pattern, word by word, get one score."),
+    "decay_range": (BALANCING, "Balance the weight decay too: scales at the smallest and the largest score."),
     "snr": (METHOD, "Strength of spectral norm regularisation, of snr and tb+snr."),
     "restart_epochs": (METHOD, "Epochs of the first cycle of sgdr; without it half of all, rounded up."),
     "restart_factor": (METHOD, "Each cycle of sgdr is so many times as long as the one before."),
@@ -61,7 +70,7 @@ def with_recipe_options(
         left_out: Fields without an option.
         defaults: What the help says of defaults that are not the recipe's own.
     """
-    names = [field.name for field in fields(Recipe) if field.name not in left_out]
+    names = [name for name in _TEXTS if name not in left_out]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters

@@ -20,6 +20,7 @@ _KINDS = {
     "images": ("recipe.Recipe", "start"),
     "language": ("language.recipe.LanguageRecipe", "language.training"),
     "matrices": ("matrices.recipe.MatricesRecipe", "matrices.training"),
+    "operator": ("operator.recipe.OperatorRecipe", "operator.training"),
     "detection": ("detection.recipe.DetectionRecipe", "detection.training"),
 }
 ASKED = "asked.json"

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import tempbalance
 from tempbalance.lab.augment import batch_bounds, batches, normalize
+from tempbalance.lab.balancing import scheduler_options
 from tempbalance.lab.data import ImageData
 from tempbalance.lab.errors import TrainingError
 from tempbalance.lab.methods import find_method
@@ -54,20 +55,14 @@ class RecipeModule(LightningModule):
         """The method's optimizer, one group a layer; the scheduler is stepped here, once an epoch."""
         recipe = self.recipe
         optimizer = build_optimizer(tempbalance.param_groups(self.network), recipe)
+        options = scheduler_options(recipe, balanced=self.method.balanced)
+        if recipe.interval_steps is not None:
+            options["interval"] = recipe.epochs + 1
         self.scheduler = tempbalance.TempBalance(
             optimizer,
             self.network,
             build_schedule(optimizer, recipe),
-            scale_range=recipe.scale_range if self.method.balanced else (1.0, 1.0),
-            tail=recipe.tail,  # type: ignore[arg-type]
-            tail_fraction=recipe.tail_fraction,
-            score=recipe.score,  # type: ignore[arg-type]
-            assignment=recipe.assignment if self.method.balanced else "linear",  # type: ignore[arg-type]
-            interval=recipe.interval if recipe.interval_steps is None else recipe.epochs + 1,
-            start=recipe.start,
-            score_first=recipe.score_first,
-            score_last=recipe.score_last,
-            min_eigenvalues=recipe.min_eigenvalues,
+            **options,
         )
         self.regularizer = (
             SpectralNormRegularizer(self.network, strength=recipe.snr, seed=recipe.seed)

@@ -13,6 +13,7 @@ _NAMES = {
     "resnet18": "ResNet18", "resnet34": "ResNet34", "resnet50": "ResNet50", "resnet101": "ResNet101",
     "vgg16": "VGG16", "vgg19": "VGG19", "wrn16_8": "WRN16-8", "wrn28_6": "WRN28-6", "mlp": "MLP",
     "penn_treebank": "Penn Treebank", "pydoc": "Python's help", "voc2007": "PASCAL VOC 2007", "shapes": "drawn shapes",
+    "burgers": "Burgers", "fno": "FNO",
     "gpt": "GPT", "yolov8n": "YOLOv8n", "yolov8n.yaml": "YOLOv8n, random weights",
     "lookahead": "Lookahead", "adam": "Adam", "adamw": "AdamW", "adamp": "AdamP",
 }  # fmt: skip
@@ -32,6 +33,9 @@ def pretty(value: Any) -> str:
         return f"{value:g}"
     if not isinstance(value, str):
         return str(value)
+    if ", " in value:
+        first, _, others = value.partition(", ")
+        return f"{pretty(first)}, {others}"
     if value in _METHODS:
         return value.upper()
     if value.startswith("tb+"):

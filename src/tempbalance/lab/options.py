@@ -22,7 +22,7 @@ TAILS = ("median", "goodness_of_fit", "peak")
 SCORES = (
     "alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_rank", "frobenius_norm", "entropy",
 )  # fmt: skip
-ASSIGNMENTS = ("linear", "sqrt", "log2", "step")
+ASSIGNMENTS = ("linear", "sqrt", "log2", "step", "sigmoid", "power")
 
 CHOICES = {"model": MODELS, "tail": TAILS, "score": SCORES, "assignment": ASSIGNMENTS}
 
@@ -92,7 +92,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     """
     if value is None and NoneType in get_args(hint):
         return None
-    kind = get_origin(hint) if get_origin(hint) is tuple else next(iter(get_args(hint)), hint)
+    inner = hint if get_origin(hint) is tuple else next(iter(get_args(hint)), hint)
+    kind = get_origin(inner) or inner
     if kind is tuple and isinstance(value, list | tuple) and len(value) == 2:
         return tuple(_convert(name, each, float) for each in value)
     if kind is float and not isinstance(value, bool):

@@ -189,7 +189,14 @@ def bars(findings: Findings, *names: str, title: str, seconds: str | None = None
 
 
 def lines(
-    findings: Findings, name: str, *, title: str, x_title: str, series: str = "method", log_x: bool = False
+    findings: Findings,
+    name: str,
+    *,
+    title: str,
+    x_title: str,
+    series: str = "method",
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> alt.TopLevelMixin:
     """Accuracy against an option, a line for each method, or other series, and a panel for each network and data."""
     from tempbalance.report.study_charts import line_chart
@@ -213,6 +220,7 @@ def lines(
         x_title=x_title,
         y_title=f"test {findings.measure.title}",
         log_x=log_x,
+        log_y=log_y,
     )
 
 

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from tempbalance.lab.balancing import BALANCING_RULES, UNUSED_ALONE, BalancingTask
 from tempbalance.lab.measure import ACCURACY
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.names import pretty
 from tempbalance.lab.options import CHOICES, DATASETS, NUM_IMAGES, RULES, check_dataset
-from tempbalance.lab.task import Task
 from tempbalance.report.text import shown
 
 SEEDS = (43, 37, 13, 51, 71)  # the paper's
@@ -31,7 +31,7 @@ _RATES = {
 
 
 @dataclass(frozen=True)
-class Recipe(Task):
+class Recipe(BalancingTask):
     """What to train on what, how, and from which seed. Defaults are the paper's (appendix "Hyperparameter settings").
 
     Attributes:
@@ -48,7 +48,7 @@ class Recipe(Task):
         weight_decay: Of every optimizer.
         scale_range: Smallest and largest scale of a balanced method.
         tail, tail_fraction, score, assignment, interval, start, score_first, score_last, min_eigenvalues: As for
-            `tempbalance.TempBalance`; ``interval`` and ``start`` in epochs.
+            `tempbalance.TempBalance`; ``interval`` and ``start`` in epochs, as is ``blend``.
         interval_steps: Balance every so many optimizer steps instead; ``None`` for every ``interval`` epochs.
         snr: Strength of spectral norm regularisation, where the method has it.
         restart_epochs, restart_factor: Of SGDR; ``None`` for half the epochs, rounded up, the paper's (100, 1) of 200.
@@ -63,7 +63,7 @@ class Recipe(Task):
 
     kind = "images"
     measure = ACCURACY
-    rules = RULES
+    rules: ClassVar = {**RULES, **BALANCING_RULES}
     choices = CHOICES
     result_names = ("test_accuracy", "best_accuracy", "best_epoch", "seconds")
 
@@ -131,7 +131,7 @@ class Recipe(Task):
             ("snr",): method.regularized,
             ("restart_epochs", "restart_factor"): method.restarts,
             ("lookahead_steps", "lookahead_alpha"): method.optimizer == "lookahead",
-            ("scale_range", "assignment"): method.balanced,
+            tuple(UNUSED_ALONE): method.balanced,
         }
         return {name for names, is_used in used.items() if not is_used for name in names}
 

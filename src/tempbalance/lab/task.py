@@ -96,7 +96,7 @@ class Task:
 
     def to_dict(self) -> dict[str, Any]:
         """All options as plain values."""
-        values = dataclasses.asdict(self)
+        values = {name: getattr(self, name) for name in self.hints()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
@@ -110,9 +110,10 @@ class Task:
 
     @classmethod
     def hints(cls) -> dict[str, Any]:
-        """The type of each option."""
+        """The type of each option, the kind's own ones first."""
         found = get_type_hints(cls)
-        return {field.name: found[field.name] for field in dataclasses.fields(cls)}
+        names = [field.name for field in dataclasses.fields(cls)]
+        return {name: found[name] for name in sorted(names, key=lambda name: name not in cls.__annotations__)}
 
     @classmethod
     def from_dict(cls: type[T], options: Mapping[str, Any]) -> T:

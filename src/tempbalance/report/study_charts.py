@@ -18,6 +18,7 @@ from tempbalance.report.study_look import (
     finish_study,
     grid,
     label_axis,
+    log_axis,
     measure_axis,
     num_columns,
     of_panel,
@@ -154,7 +155,14 @@ def _second_layers(
 
 
 def line_chart(
-    dots: Sequence[Dot], *, title: str, subtitle: str, x_title: str, y_title: str, log_x: bool = False
+    dots: Sequence[Dot],
+    *,
+    title: str,
+    subtitle: str,
+    x_title: str,
+    y_title: str,
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> alt.TopLevelMixin:
     """Lines with points and error bars for each series in panels, each with an axis that is zoomed to its data.
 
@@ -165,6 +173,7 @@ def line_chart(
         x_title: What varies, and its unit.
         y_title: What is measured, and its unit.
         log_x: Whether ``x`` is on a log axis.
+        log_y: Whether what is measured is; an error bar that goes down to 0 ends at the axis.
 
     Raises:
         ValueError: If there are no dots, two of one series at one place, or an ``x`` that its axis has no place for.
@@ -181,7 +190,7 @@ def line_chart(
     for name, number in panels.items():
         mine = [datum for datum in data if datum["panel"] == number]
         base = of_panel(alt.Chart(DATA), number).encode(x=_varying_axis(mine, x_title, width, log_x=log_x))
-        y = measure_axis("mean:Q", y_title if number % columns == 0 else None, zoomed(_values(mine)))
+        y = _measured_axis(mine, y_title if number % columns == 0 else None, log_y=log_y)
         chart = alt.layer(*_line_layers(base, mine, y, by_method(len(series))))
         charts.append(chart.properties(width=width, height=HEIGHT, title=panel_title(name, width)))
     return finish_study(
@@ -193,6 +202,15 @@ def line_chart(
         description=f"{y_title} over {x_title} for {len(series)} series in {len(panels)} panels: mean and one "
         "standard deviation. The axes are zoomed and do not begin at 0.",
     )
+
+
+def _measured_axis(data: Sequence[Datum], title: str | None, *, log_y: bool) -> alt.Y:
+    if not log_y:
+        return measure_axis("mean:Q", title, zoomed(_values(data)))
+    there = [value for value in _values(data) if value is not None and value > 0]
+    options = log_axis((min(there) / 1.3, max(there) * 1.3) if there else (0.1, 1.0))
+    options["scale"].clamp = True
+    return alt.Y("mean:Q", title=title and shown(title), **options)
 
 
 def _dot_datum(dot: Dot, panel: int, method: int) -> Datum:

@@ -8,12 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tempbalance.lab.balancing import BALANCING_RULES, UNUSED_ALONE, BalancingTask
 from tempbalance.lab.language.text import DATASETS, TOKENS, TextData, check_text, count_steps, load_text
 from tempbalance.lab.measure import Measure
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.names import pretty
 from tempbalance.lab.options import ASSIGNMENTS, RULES, SCORES, TAILS
-from tempbalance.lab.task import Task
 from tempbalance.report.text import shown
 
 _SHARE = ("at least 0 and below 1", lambda value: 0 <= value < 1)
@@ -23,7 +23,7 @@ _COUNTS = ("iterations", "evaluate_every", "layers", "width", "head", "inner", "
 
 
 @dataclass(frozen=True)
-class LanguageRecipe(Task):
+class LanguageRecipe(BalancingTask):
     """What language model to train on which text, how, and from which seed. Defaults are the paper's.
 
     Attributes:
@@ -55,6 +55,7 @@ class LanguageRecipe(Task):
     measure: ClassVar[Measure] = Measure("test_perplexity", "perplexity", is_lower_better=True)
     rules: ClassVar = {
         **{name: RULES[name] for name in _SHARED},
+        **BALANCING_RULES,
         **dict.fromkeys(_COUNTS, _COUNT),
         "dropout": _SHARE,
         "betas": ("two numbers of at least 0 and below 1", lambda value: all(0 <= each < 1 for each in value)),
@@ -121,7 +122,7 @@ class LanguageRecipe(Task):
     @property
     def unused(self) -> set[str]:
         """Options of balancing, where there is none."""
-        return set() if self.is_balanced else {"scale_range", "assignment", "interval"}
+        return set() if self.is_balanced else {"interval", *UNUSED_ALONE}
 
     @property
     def pace(self) -> tuple[Any, ...]:

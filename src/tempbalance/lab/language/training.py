@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import tempbalance
+from tempbalance.lab.balancing import scheduler_options
 from tempbalance.lab.errors import TrainingError
 from tempbalance.lab.language.batches import TrainingBatches, evaluation_batches
 from tempbalance.lab.language.networks import Size, build_language_model
@@ -58,15 +59,7 @@ class LanguageTraining:
             self.optimizer,
             self.network,
             CosineAnnealingLR(self.optimizer, T_max=task.iterations),
-            scale_range=task.scale_range if task.is_balanced else (1.0, 1.0),
-            tail=task.tail,  # type: ignore[arg-type]
-            tail_fraction=task.tail_fraction,
-            score=task.score,  # type: ignore[arg-type]
-            assignment=task.assignment if task.is_balanced else "linear",  # type: ignore[arg-type]
-            interval=self.interval,
-            score_first=task.score_first,
-            score_last=task.score_last,
-            min_eigenvalues=task.min_eigenvalues,
+            **{**scheduler_options(task, balanced=task.is_balanced), "interval": self.interval},
         )
         self.metrics: Line = {}
         self.timings: dict[str, list[float]] = {"epoch": [], "balancing": []}

@@ -1,0 +1,1 @@
+"""A Fourier neural operator that learns the solutions of differential equations from few of them."""

@@ -1,0 +1,344 @@
+"""Allocations: exact sums, bounds, the maps of the papers, and tools that take the JSON as it is."""
+
+import json
+import math
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.utils import prune
+from typer.testing import CliRunner
+
+import tempbalance
+from tempbalance.allocate import allocate
+from tempbalance.cli import app
+from tempbalance.diagnosis import diagnose
+from tempbalance.table import LayerRow, LayerTable, PartRow
+from tests.cases import mlp
+from tests.hostile import CASES, build_case
+
+
+def table(alphas, shapes=None):
+    shapes = shapes or [(40, 50)] * len(alphas)
+    pairs = enumerate(zip(alphas, shapes, strict=True))
+    return LayerTable([LayerRow(f"l{index}", shape, alpha=alpha) for index, (alpha, shape) in pairs])
+
+
+def pruned(alphas, shapes=None, *, value=0.5, **options):
+    return [
+        each.num_pruned for each in allocate(table(alphas, shapes), target="sparsity", value=value, **options).layers
+    ]
+
+
+def ranks(alphas, shapes=None, *, value=4, **options):
+    return [each.rank for each in allocate(table(alphas, shapes), target="lora-rank", value=value, **options).layers]
+
+
+ALPHAS = st.floats(1.0001, 1e4)
+SHAPES = st.tuples(st.integers(2, 60), st.integers(2, 60))
+LAYERS = st.lists(st.tuples(ALPHAS, SHAPES), min_size=1, max_size=12)
+
+
+def test_sparsity_is_a_line_from_the_smallest_alpha_to_the_largest():
+    found = allocate(table([2.0, 4.0, 3.0]), target="sparsity", value=0.5)
+    assert [each.sparsity for each in found.layers] == [0.35, 0.65, 0.5]
+    assert pruned([2.0, 4.0, 3.0], spread=0.1) == [900, 1100, 1000]
+    assert pruned([2.0, 4.0, 3.0], spread=0) == [1000, 1000, 1000]
+
+
+def test_the_mean_weighs_layers_by_their_parameters_and_the_largest_remainder_gets_the_last_weight():
+    # 0.7 x 100 + 1.3 x 300 = 460 at a level of 1, so 200 / 460: 30.43 of 100 and 169.57 of 300
+    assert pruned([2.0, 4.0], [(10, 10), (10, 30)]) == [30, 170]
+
+
+def test_equal_alphas_give_each_layer_the_sparsity_itself():
+    assert pruned([3.0, 3.0, 3.0], [(10, 10), (10, 30), (20, 20)], value=0.3) == [30, 90, 120]
+    assert pruned([3.0], [(7, 7)], value=0.4) == [20]
+
+
+def test_what_a_full_layer_cannot_take_goes_to_the_others():
+    # the line asks for 0.63 and 1.17 of 2000 each
+    assert pruned([2.0, 4.0], value=0.9) == [1601, 1999]
+    # 0.57, 0.95 and 1.33 of 2000 each; without the third the second would have 3701 x 1 / (0.6 + 1), which is full too
+    assert pruned([2.0, 3.0, 4.0], value=0.95, spread=0.4) == [1702, 1999, 1999]
+
+
+@settings(deadline=None)
+@given(LAYERS, st.floats(0.01, 0.99), st.floats(0, 0.95))
+def test_the_weights_to_prune_are_exactly_those_asked_for_and_each_layer_keeps_some(layers, value, spread):
+    alphas, shapes = zip(*layers, strict=True)
+    sizes = [math.prod(shape) for shape in shapes]
+    if round(value * sum(sizes)) > sum(sizes) - len(sizes):
+        with pytest.raises(ValueError, match="a weight in each layer"):
+            pruned(alphas, shapes, value=value, spread=spread)
+        return
+    found = pruned(alphas, shapes, value=value, spread=spread)
+    assert sum(found) == round(value * sum(sizes))
+    assert all(0 <= count < size for count, size in zip(found, sizes, strict=True))
+
+
+@settings(deadline=None)
+@given(LAYERS, st.floats(0.01, 0.97), st.floats(0, 0.95))
+def test_sparsities_are_those_of_a_level_found_by_halving(layers, value, spread):
+    alphas, shapes = zip(*layers, strict=True)
+    sizes = [math.prod(shape) for shape in shapes]
+    wanted = round(value * sum(sizes))
+    if wanted > sum(sizes) - len(sizes):
+        return
+    width = max(alphas) - min(alphas)
+    line = [1 + spread * (2 * (alpha - min(alphas)) / width - 1) if width else 1.0 for alpha in alphas]
+
+    def counts(level):
+        return [min(level * each * size, size - 1) for each, size in zip(line, sizes, strict=True)]
+
+    low, high = 0.0, 1e3
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(counts(middle)) >= wanted else (middle, high)
+    found = pruned(alphas, shapes, value=value, spread=spread)
+    assert all(abs(count - exact) < 1 + 1e-6 for count, exact in zip(found, counts(high), strict=True))
+
+
+@settings(deadline=None)
+@given(st.lists(ALPHAS, min_size=2, max_size=12), st.floats(0.01, 0.97), st.integers(1, 30))
+def test_of_two_layers_of_one_size_the_one_with_the_larger_alpha_has_no_less(alphas, value, rank):
+    order = sorted(range(len(alphas)), key=alphas.__getitem__)
+    for found in (pruned(alphas, value=value), ranks(alphas, value=rank), ranks(alphas, value=rank, spread=0.5)):
+        distinct = [
+            index for place, index in enumerate(order) if place == 0 or alphas[index] > alphas[order[place - 1]]
+        ]
+        counts = [found[index] for index in distinct]
+        assert counts == sorted(counts)
+
+
+def test_ranks_are_in_proportion_to_alpha():
+    assert ranks([2.0, 4.0, 6.0]) == [2, 4, 6]
+    assert ranks([2.0, 4.0, 6.0], spread=0.5) == [2, 4, 6]
+    assert ranks([2.0, 4.0, 6.0], spread=0.25) == [3, 4, 5]
+
+
+def test_among_equal_remainders_the_first_layer_gets_the_rank_that_is_left():
+    # 27 / 8, 27 / 8 and 18 / 8
+    assert ranks([3.0, 3.0, 2.0], value=3) == [4, 3, 2]
+
+
+def test_no_rank_is_below_one_or_above_the_smaller_side():
+    assert ranks([1.01, 500.0], value=2) == [1, 3]
+    assert ranks([2.0, 9.0], [(64, 64), (64, 3)], value=8) == [13, 3]
+
+
+def test_the_smaller_side_is_that_of_the_matrix_an_adapter_multiplies_to():
+    assert ranks([2.0], [(64, 3, 3, 3)], value=27) == [27]
+    with pytest.raises(ValueError, match="at most 27"):
+        ranks([2.0], [(64, 3, 3, 3)], value=28)
+    experts = LayerRow("experts", (4, 64, 32), alpha=2.0, parts=(PartRow("0", 32), PartRow("1", 32)))
+    assert allocate(LayerTable([experts]), target="lora-rank", value=32).layers[0].rank == 32
+
+
+@settings(deadline=None)
+@given(LAYERS, st.integers(1, 40), st.none() | st.floats(0, 0.95))
+def test_ranks_sum_to_the_mean_times_the_layers_within_their_bounds(layers, value, spread):
+    alphas, shapes = zip(*layers, strict=True)
+    if value * len(shapes) > sum(map(min, shapes)):
+        with pytest.raises(ValueError, match=f"at most {sum(map(min, shapes)) // len(shapes)}"):
+            ranks(alphas, shapes, value=value, spread=spread)
+        return
+    found = ranks(alphas, shapes, value=value, spread=spread)
+    assert sum(found) == value * len(shapes)
+    assert all(1 <= rank <= min(shape) for rank, shape in zip(found, shapes, strict=True))
+
+
+def test_layers_without_an_alpha_are_left_out_with_their_reason():
+    rows = LayerTable([LayerRow("emb", (9, 9), reason="embedding"), LayerRow("fc", (9, 9), alpha=2.0)])
+    found = allocate(rows, target="lora-rank", value=2)
+    assert [each.name for each in found.layers] == ["fc"]
+    assert found.left_out == {"emb": "embedding"}
+    with pytest.raises(ValueError, match="no layer has an alpha"):
+        allocate(LayerTable(rows[:1]), target="lora-rank", value=2)
+
+
+def test_the_table_of_a_scheduler_will_do():
+    model = mlp()
+    scheduler = tempbalance.TempBalance(torch.optim.SGD(tempbalance.param_groups(model), lr=0.1), model)
+    found = allocate(scheduler.table(), target="sparsity", value=0.5)
+    assert [each.name for each in found.layers] == list(scheduler.last_scores)
+    assert found.left_out["0"] == "first layer"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "rank", "value": 2}, "target must be one of sparsity, lora-rank, got 'rank'"),
+        ({"target": "sparsity", "value": 1.0}, "sparsity must satisfy 0 < sparsity < 1, got 1.0"),
+        ({"target": "sparsity", "value": 0.0}, "got 0.0"),
+        ({"target": "sparsity", "value": math.nan}, "got nan"),
+        ({"target": "sparsity", "value": 0.9999}, "at most 3998 of the 4000 weights, got 0.9999, which is 4000"),
+        ({"target": "sparsity", "value": 0.5, "lora_alpha": 8}, "lora_alpha goes with lora-rank"),
+        ({"target": "sparsity", "value": 0.5, "spread": 1}, "spread must satisfy 0 <= spread < 1, got 1"),
+        ({"target": "lora-rank", "value": 0}, "lora-rank must be a whole number of at least 1, got 0"),
+        ({"target": "lora-rank", "value": 2.5}, "got 2.5"),
+        ({"target": "lora-rank", "value": math.inf}, "got inf"),
+        ({"target": "lora-rank", "value": 41}, "must be at most 40 for the smaller sides of these 2 layers, got 41"),
+        ({"target": "lora-rank", "value": 4, "lora_alpha": 0}, "lora_alpha must be a number above 0, got 0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_allocated_is_refused_with_the_rule_and_the_value(options, message):
+    with pytest.raises(ValueError, match=message):
+        allocate(table([2.0, 3.0]), **options)
+
+
+class Nested(nn.Module):
+    """Layers whose names end alike, one of which is too small to be scored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(64, 80)
+        self.deep = nn.ModuleDict({"fc": nn.Linear(80, 128), "afc": nn.Linear(128, 96), "a_fc": nn.Linear(96, 90)})
+        self.last = nn.ModuleDict({"fc": nn.Linear(90, 10)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.fc, *self.deep.values(), self.last["fc"]):
+            x = layer(x)
+        return x
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["allocate", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(Nested().state_dict(), path)
+    return path
+
+
+def test_torch_prunes_exactly_what_was_allocated(checkpoint):
+    found = json.loads(run(checkpoint, "--target", "sparsity=0.37", "--format", "json").stdout)
+    model = Nested()
+    for name, amount in found["sparsity"].items():
+        prune.l1_unstructured(model.get_submodule(name), "weight", amount=amount)
+    zeros = {name: int((model.get_submodule(name).weight == 0).sum()) for name in found["sparsity"]}
+    assert zeros == {layer["name"]: layer["num_pruned"] for layer in found["layers"]}
+    assert sum(zeros.values()) == round(0.37 * sum(layer["num_parameters"] for layer in found["layers"]))
+    assert len(set(found["sparsity"].values())) == 4
+    assert int((model.last["fc"].weight == 0).sum()) == 0
+
+
+@pytest.mark.parametrize("scaling", [1.0, 2.0])
+def test_peft_gives_each_layer_its_rank_and_no_other_layer_an_adapter(checkpoint, scaling):
+    peft = pytest.importorskip("peft")
+    result = run(checkpoint, "--target", "lora-rank=16", "--lora-alpha", 16 * scaling, "--format", "json")
+    found = json.loads(result.stdout)
+    config = peft.LoraConfig(r=3, **{key: found[key] for key in ("target_modules", "rank_pattern", "alpha_pattern")})
+    model = peft.get_peft_model(Nested(), config).base_model.model
+    adapted = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    assert {name: module.r["default"] for name, module in adapted.items()} == {
+        layer["name"]: layer["rank"] for layer in found["layers"]
+    }
+    assert sum(layer["rank"] for layer in found["layers"]) == 16 * 4
+    assert len({layer["rank"] for layer in found["layers"]}) > 1
+    assert all(module.scaling["default"] == pytest.approx(scaling) for module in adapted.values())
+
+
+def test_json_has_what_it_promises(checkpoint):
+    shared = {"model", "tempbalance", "tail", "target", "layers", "left_out"}
+    found = json.loads(run(checkpoint, "--target", "sparsity=0.5", "--format", "json", "--tail", "peak").stdout)
+    assert set(found) == shared | {"sparsity"}
+    assert (found["model"], found["tempbalance"], found["tail"]) == (
+        "model.safetensors",
+        tempbalance.__version__,
+        "peak",
+    )
+    assert found["target"] == {"name": "sparsity", "value": 0.5, "spread": 0.3}
+    assert set(found["layers"][0]) == {"name", "shape", "num_parameters", "alpha", "num_pruned", "sparsity"}
+    assert found["left_out"] == [{"name": "last.fc", "reason": "10 eigenvalues, min_eigenvalues is 50"}]
+    alphas = {row.name: row.alpha for row in diagnose(checkpoint, tail="peak").scored}
+    assert {layer["name"]: layer["alpha"] for layer in found["layers"]} == alphas
+    ranked = json.loads(run(checkpoint, "--target", "lora-rank=4", "--format", "json").stdout)
+    assert set(ranked) == shared | {"rank_pattern", "alpha_pattern", "target_modules"}
+    assert ranked["target"] == {"name": "lora-rank", "value": 4, "spread": None, "lora_alpha": 4}
+    assert set(ranked["layers"][0]) == {"name", "shape", "num_parameters", "alpha", "rank"}
+    assert ranked["rank_pattern"] == {
+        f"^{layer['name']}".replace(".", r"\."): layer["rank"] for layer in ranked["layers"]
+    }
+
+
+def test_the_table_tells_the_layers_the_sum_and_what_was_left_out(checkpoint):
+    result = run(checkpoint, "--target", "sparsity=0.5", "--exclude", "deep.a*")
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["layer", "shape", "alpha", "sparsity", "pruned"]
+    assert [line.split()[0] for line in lines[1:3]] == ["deep.fc", "fc"]
+    assert "model.safetensors: 7,680 of the 15,360 weights of 2 layers pruned, sparsity 0.5" in lines
+    assert "left out: 2 layers: excluded by name" in lines
+    assert "left out: last.fc: 10 eigenvalues, min_eigenvalues is 50" in lines
+    ranked = run(checkpoint, "--target", "lora-rank=8").stdout.splitlines()
+    assert ranked[0].split() == ["layer", "shape", "alpha", "rank"]
+    assert "model.safetensors: ranks of 4 layers sum to 32, 8 on average" in ranked
+
+
+def test_a_file_is_written_whole_beside_the_table(checkpoint, tmp_path):
+    out = tmp_path / "new" / "allocation.json"
+    result = run(checkpoint, "--target", "lora-rank=8", "--out", out)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("layer")
+    assert f"allocation: {out}" in result.stderr
+    as_text = run(checkpoint, "--target", "lora-rank=8", "--format", "json").stdout
+    assert json.loads(out.read_text()) == json.loads(as_text)
+    assert [path.name for path in out.parent.iterdir()] == ["allocation.json"]
+
+
+def test_an_allocation_replaces_neither_the_checkpoint_nor_what_is_no_file(checkpoint, tmp_path):
+    content = checkpoint.read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    assert run(checkpoint, "--target", "sparsity=0.5", "--out", checkpoint).exit_code == 2
+    assert run(checkpoint, "--target", "sparsity=0.5", "--out", tmp_path / "pipe").exit_code == 1
+    assert checkpoint.read_bytes() == content
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "sparsty=0.5"], "unknown target 'sparsty': did you mean 'sparsity'?"),
+        (["--target", "lora_rank=8"], "unknown target 'lora_rank': did you mean 'lora-rank'?"),
+        (["--target", "speed=3"], "unknown target 'speed': known are sparsity, lora-rank"),
+        (["--target", "sparsity"], "target must be NAME=NUMBER, such as sparsity=0.5, got 'sparsity'"),
+        (["--target", "sparsity=half"], "target must be NAME=NUMBER"),
+        (["--target", "sparsity=1.5"], "sparsity must satisfy 0 < sparsity < 1, got 1.5"),
+        (["--target", "lora-rank=100"], "lora-rank must be at most"),
+        (["--target", "sparsity=0.5", "--format", "csv"], "format must be one of table, json, got 'csv'"),
+        (["--target", "sparsity=0.5", "--out", "."], "out must be a file to write"),
+        (["--target", "sparsity=0.5", "--exclude", "*"], "no layer has an alpha"),
+        (["--target", "sparsity=0.5", "--include", "nothing"], "include pattern 'nothing' matches no layer"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, message):
+    result = run(checkpoint, *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", sorted(CASES)[:3])
+def test_a_file_that_diagnose_refuses_is_refused_and_nothing_is_written(name, tmp_path):
+    path = build_case(name, tmp_path / "files" / "case")
+    result = run(path, "--target", "sparsity=0.5", "--out", tmp_path / "allocation.json")
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("error: ")
+    assert not (tmp_path / "allocation.json").exists()
+
+
+def test_no_control_character_of_a_name_reaches_the_terminal(tmp_path):
+    path = tmp_path / "names.safetensors"
+    save_file({"\x1b[31mred.weight": torch.randn(64, 64), "\x1b[1mzero.weight": torch.zeros(64, 64)}, path)
+    for arguments in (["--target", "sparsity=0.5"], ["--target", "lora-rank=4"], ["--target", "\x1b[2J=4"]):
+        for form in ("table", "json"):
+            result = run(path, "--format", form, *arguments)
+            assert not [char for char in result.output if not char.isprintable() and char != "\n"]
