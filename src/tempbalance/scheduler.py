@@ -27,7 +27,7 @@ from tempbalance.comparing import Comparing, GroupFunction, KeepMean
 from tempbalance.core.assign import AssignmentFunction, AssignmentName, ScaleRange
 from tempbalance.core.matrices import Windows
 from tempbalance.core.score import ScoreFunction, ScoreName
-from tempbalance.core.tail import TailName
+from tempbalance.core.tail import TailFunction, TailName
 from tempbalance.distributed import Choose, SharedScoring
 from tempbalance.groups import LABEL, check_belonging
 from tempbalance.layers import Layer, find_layers
@@ -42,7 +42,7 @@ from tempbalance.rates import (
     was_changed,
     write_rates,
 )
-from tempbalance.scoring import ReferenceName, Scoring, TailFunction, check_count
+from tempbalance.scoring import ReferenceName, Scoring, check_count
 from tempbalance.states import (
     VERSIONS,
     check_state,

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from tempbalance.core.matrices import Cut, Part, Windows, check_windows, cut_fused, cut_windows
-from tempbalance.core.random_alpha import TailFunction, random_alpha
+from tempbalance.core.random_alpha import random_alpha
 from tempbalance.core.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
 from tempbalance.core.spectrum import DOUBT, FLAT, STEEP, Spectrum, check_weight, spectra
-from tempbalance.core.tail import TailFit, TailName, check_tail, fit_tail
+from tempbalance.core.tail import TailFit, TailFunction, TailName, check_tail, fit_tail
 from tempbalance.errors import ScoreError, TailError, TempBalanceError
 from tempbalance.layers import Layer
 from tempbalance.table import LayerRow, PartRow

@@ -22,7 +22,7 @@ to 12 %; with `goodness_of_fit` and nine pooled slices it lies up to 25 % below.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from statistics import fmean
@@ -31,9 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tempbalance.core.tail import Array, TailFit, TailName, fit_tail
-
-TailFunction = Callable[[Tensor], TailFit]
+from tempbalance.core.tail import Array, TailFunction, TailName, fit_tail
 
 _SMALL_SIDE = 12  # below it the law is off by 1 to 20 %, and simulating costs little
 _NUM_ANGLES = 2**16  # at which the law is tabulated: quantiles to 1e-6

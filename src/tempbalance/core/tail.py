@@ -47,9 +47,10 @@ class TailFit:
         return (self.alpha - 1) / math.sqrt(self.num_tail)
 
 
-def fit_tail(
-    spectrum: Tensor, *, tail: TailName | Callable[[Tensor], TailFit] = "median", tail_fraction: float = 0.5
-) -> TailFit:
+TailFunction = Callable[[Tensor], TailFit]
+
+
+def fit_tail(spectrum: Tensor, *, tail: TailName | TailFunction = "median", tail_fraction: float = 0.5) -> TailFit:
     """Fit the tail of a spectrum.
 
     Args:
