@@ -10,17 +10,13 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 import platform
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parent))
-from one_balancing import resnet18
-
 from tempbalance import TempBalance, param_groups
+from tempbalance.bench.networks import build_model
 
 ROUNDS = 11
 
@@ -49,7 +45,8 @@ def tell(what: str, times: list[tuple[float, float]]) -> None:
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    model = resnet18()
+    torch.manual_seed(0)
+    model = build_model("resnet18")
     optimizers = [torch.optim.SGD(param_groups(model), lr=0.1) for _ in range(2)]
     shared = TempBalance(optimizers[0], model)
     alone = TempBalance(optimizers[1], model, share=False)

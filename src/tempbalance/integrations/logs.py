@@ -17,7 +17,8 @@ def layer_scalars(scheduler: TempBalance, *, max_layers: int = MAX_LAYERS) -> di
         max_layers: Of how many layers; of more, these are spread evenly over the depth.
 
     Returns:
-        ``alpha/<layer>``, ``scale/<layer>``, ``lr/<layer>``, ``alpha_min``, ``alpha_mean``, ``alpha_max``.
+        ``alpha/<layer>``, ``scale/<layer>``, ``lr/<layer>``, ``alpha_min``, ``alpha_mean``, ``alpha_max``; where others
+        are balanced too, ``<target>_scale/<layer>``.
 
     Raises:
         ValueError: If ``max_layers`` is negative.
@@ -31,6 +32,7 @@ def layer_scalars(scheduler: TempBalance, *, max_layers: int = MAX_LAYERS) -> di
         if row.alpha is not None:
             values[f"alpha/{row.name}"] = row.alpha
         values[f"scale/{row.name}"] = row.scale
+        values |= {f"{target}_scale/{row.name}": scale for target, scale in row.scales.items()}
         values[f"lr/{row.name}"] = rates[row.name]
     if alphas := [row.alpha for row in rows if row.alpha is not None]:
         values |= {"alpha_min": min(alphas), "alpha_mean": sum(alphas) / len(alphas), "alpha_max": max(alphas)}

@@ -123,6 +123,7 @@ def layer_lines(module: RecipeModule, epoch: int) -> list[Line]:
         if row.score is None:
             continue
         line: Line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
+        line |= {f"{target}_scale": scale for target, scale in row.scales.items()}
         weight = layers[row.name].parameters[0]
         line["rate"] = rates[id(weight)]
         if module.recipe.log_gradients and weight.grad is not None:
