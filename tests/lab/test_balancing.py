@@ -1,0 +1,59 @@
+"""What recipes say of balancing, as the library takes it."""
+
+import inspect
+from typing import get_args
+
+import pytest
+
+from tempbalance import TempBalance
+from tempbalance.lab.balancing import BALANCING_RULES, REFERENCES, scheduler_options
+from tempbalance.lab.language.recipe import LanguageRecipe
+from tempbalance.lab.operator.recipe import OperatorRecipe
+from tempbalance.lab.recipe import Recipe
+from tempbalance.scoring import ReferenceName
+
+KINDS = (Recipe, LanguageRecipe, OperatorRecipe)
+
+
+def test_the_names_are_those_of_the_library():
+    assert get_args(ReferenceName) == REFERENCES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plain_recipe_asks_for_the_paper(kind):
+    defaults = {name: each.default for name, each in inspect.signature(TempBalance).parameters.items()}
+    asked = scheduler_options(kind(), balanced=True)
+    assert {name: value for name, value in asked.items() if value != defaults[name]}.keys() <= {"interval"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_options_go_through_and_without_balancing_layers_are_only_scored(kind):
+    task = kind(
+        reference="random", windows="16", keep_mean=True, shrink=True, smooth=0.5, blend=3, group_by="layer*",
+        decay_range=(2.0, 0.5), scale_range=(0.4, 1.2),
+    )  # fmt: skip
+    asked = scheduler_options(task, balanced=True)
+    assert asked["balance"] == {"lr": (0.4, 1.2), "weight_decay": (2.0, 0.5)}
+    assert (asked["reference"], asked["windows"], asked["keep_mean"], asked["shrink"]) == ("random", 16, True, True)
+    assert (asked["smooth"], asked["blend"], asked["group_by"]) == (0.5, 3, "layer*")
+    alone = scheduler_options(task, balanced=False)
+    assert alone["scale_range"] == (1.0, 1.0)
+    assert not {"balance", "keep_mean", "shrink", "smooth", "blend", "group_by", "assignment"} & set(alone)
+
+
+def test_what_does_not_matter_to_a_method_does_not_make_another_run():
+    assert Recipe(method="cal", keep_mean=True, decay_range=(1.0, 2.0), smooth=0.9).id == Recipe(method="cal").id
+    assert Recipe(keep_mean=True).id != Recipe().id
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reference", "zero"), ("windows", "1"), ("windows", "round"), ("smooth", 1.0), ("blend", 0), ("group_by", ""),
+        ("decay_range", [0.0, 1.0]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_out_of_range_are_refused_with_the_rule(kind, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be {BALANCING_RULES[name][0]}, got"):
+        kind.from_dict({name: value})
