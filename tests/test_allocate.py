@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from statistics import fmean
 
 import pytest
 import torch
@@ -152,6 +153,97 @@ def test_ranks_sum_to_the_mean_times_the_layers_within_their_bounds(layers, valu
     assert all(1 <= rank <= min(shape) for rank, shape in zip(found, shapes, strict=True))
 
 
+def grouped(alphas, group_by, **options):
+    rows = [LayerRow(name, (40, 50), alpha=alpha) for name, alpha in alphas.items()]
+    options = {"target": "sparsity", "value": 0.5, "group_by": group_by, **options}
+    return {each.name: each for each in allocate(LayerTable(rows), **options).layers}
+
+
+BLOCKS = {"h.0.q": 2.0, "h.0.up": 4.0, "h.1.q": 5.0, "h.1.up": 7.0, "head": 4.5}
+
+
+@pytest.mark.parametrize("group_by", ["h.*", lambda name: name[:3] if name != "head" else None], ids=["*", "function"])
+def test_layers_of_a_group_share_the_mean_of_their_alphas(group_by):
+    found = grouped(BLOCKS, group_by)
+    assert {name: each.alpha for name, each in found.items()} == BLOCKS
+    assert [each.compared for each in found.values()] == [3.0, 3.0, 6.0, 6.0, 4.5]
+    assert [each.sparsity for each in found.values()] == [0.35, 0.35, 0.65, 0.65, 0.5]
+
+
+def test_the_sum_is_exact_with_groups_and_a_group_of_ranks_may_differ_by_the_one_that_is_left():
+    # 5 x 3 = 15 as 3 : 3 : 6 : 6 : 4.5, which is 2, 2, 4, 4 and 3
+    assert [each.rank for each in grouped(BLOCKS, "h.*", target="lora-rank", value=3).values()] == [2, 2, 4, 4, 3]
+    # 10 as the same, 1.33, 1.33, 2.67, 2.67 and 2
+    assert [each.rank for each in grouped(BLOCKS, "h.*", target="lora-rank", value=2).values()] == [1, 1, 3, 3, 2]
+    assert [
+        each.rank
+        for each in grouped({"h.0.a": 3.0, "h.0.b": 3.0, "c": 2.0}, "h.*", target="lora-rank", value=3).values()
+    ] == [4, 3, 2]
+
+
+def test_a_group_pattern_that_puts_no_allocated_layers_together_is_refused():
+    with pytest.raises(ValueError, match=r"group_by pattern 'blocks\.\*' puts no layers together"):
+        grouped(BLOCKS, "blocks.*")
+    with pytest.raises(TypeError, match="group_by must be a name pattern or a function, got 3"):
+        grouped(BLOCKS, 3)
+
+
+def test_layers_can_be_compared_by_their_score_and_one_without_is_left_out():
+    rows = [LayerRow(name, (40, 50), alpha=9.0, score=score) for name, score in {"a": 1.0, "b": 3.0, "c": None}.items()]
+    found = allocate(LayerTable(rows), target="lora-rank", value=4, by="score")
+    assert [(each.alpha, each.compared, each.rank) for each in found.layers] == [(9.0, 1.0, 2), (9.0, 3.0, 6)]
+    assert found.left_out == {"c": "it has no score"}
+
+
+def random_llama(num_blocks=12):
+    """Matrices as a small Llama has them before training."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {f"self_attn.{name}_proj": (64, 64) for name in "qkvo"}
+    shapes |= {"mlp.gate_proj": (176, 64), "mlp.up_proj": (176, 64), "mlp.down_proj": (64, 176)}
+    return {
+        f"model.layers.{block}.{name}.weight": 0.02 * torch.randn(shape, generator=generator)
+        for block in range(num_blocks)
+        for name, shape in shapes.items()
+    }
+
+
+def by_kind(found, name):
+    """The values of square matrices, and of long ones."""
+    kinds = (
+        [getattr(each, name) for each in found.layers if (each.shape == (64, 64)) is kind] for kind in (True, False)
+    )
+    return [*kinds]
+
+
+def test_shape_alone_sets_the_sparsity_of_random_matrices_unless_they_are_compared_with_random_ones():
+    options = {"target": "sparsity", "value": 0.7}
+    plain = allocate(diagnose(random_llama(), shuffle=False), **options)
+    square, long = by_kind(plain, "sparsity")
+    assert max(square) < min(long)
+    assert fmean(long) - fmean(square) > 0.25
+    compared = allocate(diagnose(random_llama(), shuffle=False, reference="random"), by="score", **options)
+    square, long = by_kind(compared, "sparsity")
+    # one matrix scatters over the whole line, the means of 48 and 36 by 0.03
+    assert fmean(square) == pytest.approx(fmean(long), abs=0.1)
+    assert sum(each.num_pruned for each in compared.layers) == sum(each.num_pruned for each in plain.layers)
+
+
+def test_compared_with_random_ones_random_matrices_get_about_the_same_rank_whatever_their_shape():
+    options = {"target": "lora-rank", "value": 16}
+    square, long = by_kind(allocate(diagnose(random_llama(), shuffle=False), **options), "rank")
+    assert max(square) < 16 < min(long)
+    compared = allocate(diagnose(random_llama(), shuffle=False, reference="random"), by="score", **options)
+    assert all(each.compared == pytest.approx(1, abs=0.15) for each in compared.layers)
+    assert all(abs(each.rank - 16) <= 2 for each in compared.layers)
+
+
+def test_shares_in_proportion_need_scores_above_0_and_a_line_does_not():
+    rows = LayerTable([LayerRow(name, (40, 50), alpha=2.0, score=score) for name, score in (("a", -1.0), ("b", 3.0))])
+    with pytest.raises(ValueError, match=r"shares in proportion need scores above 0, got -1\.0: give a spread"):
+        allocate(rows, target="lora-rank", value=4, by="score")
+    assert [each.rank for each in allocate(rows, target="lora-rank", value=4, by="score", spread=0.5).layers] == [2, 6]
+
+
 def test_layers_without_an_alpha_are_left_out_with_their_reason():
     rows = LayerTable([LayerRow("emb", (9, 9), reason="embedding"), LayerRow("fc", (9, 9), alpha=2.0)])
     found = allocate(rows, target="lora-rank", value=2)
@@ -178,6 +270,7 @@ def test_the_table_of_a_scheduler_will_do():
         ({"target": "sparsity", "value": math.nan}, "got nan"),
         ({"target": "sparsity", "value": 0.9999}, "at most 3998 of the 4000 weights, got 0.9999, which is 4000"),
         ({"target": "sparsity", "value": 0.5, "lora_alpha": 8}, "lora_alpha goes with lora-rank"),
+        ({"target": "sparsity", "value": 0.5, "by": "ks"}, "by must be one of alpha, score, got 'ks'"),
         ({"target": "sparsity", "value": 0.5, "spread": 1}, "spread must satisfy 0 <= spread < 1, got 1"),
         ({"target": "lora-rank", "value": 0}, "lora-rank must be a whole number of at least 1, got 0"),
         ({"target": "lora-rank", "value": 2.5}, "got 2.5"),
@@ -247,7 +340,7 @@ def test_peft_gives_each_layer_its_rank_and_no_other_layer_an_adapter(checkpoint
 
 
 def test_json_has_what_it_promises(checkpoint):
-    shared = {"model", "tempbalance", "tail", "target", "layers", "left_out"}
+    shared = {"model", "tempbalance", "tail", "reference", "group_by", "target", "layers", "left_out"}
     found = json.loads(run(checkpoint, "--target", "sparsity=0.5", "--format", "json", "--tail", "peak").stdout)
     assert set(found) == shared | {"sparsity"}
     assert (found["model"], found["tempbalance"], found["tail"]) == (
@@ -256,14 +349,14 @@ def test_json_has_what_it_promises(checkpoint):
         "peak",
     )
     assert found["target"] == {"name": "sparsity", "value": 0.5, "spread": 0.3}
-    assert set(found["layers"][0]) == {"name", "shape", "num_parameters", "alpha", "num_pruned", "sparsity"}
+    assert set(found["layers"][0]) == {"name", "shape", "num_parameters", "alpha", "compared", "num_pruned", "sparsity"}
     assert found["left_out"] == [{"name": "last.fc", "reason": "10 eigenvalues, min_eigenvalues is 50"}]
     alphas = {row.name: row.alpha for row in diagnose(checkpoint, tail="peak").scored}
     assert {layer["name"]: layer["alpha"] for layer in found["layers"]} == alphas
     ranked = json.loads(run(checkpoint, "--target", "lora-rank=4", "--format", "json").stdout)
     assert set(ranked) == shared | {"rank_pattern", "alpha_pattern", "target_modules"}
     assert ranked["target"] == {"name": "lora-rank", "value": 4, "spread": None, "lora_alpha": 4}
-    assert set(ranked["layers"][0]) == {"name", "shape", "num_parameters", "alpha", "rank"}
+    assert set(ranked["layers"][0]) == {"name", "shape", "num_parameters", "alpha", "compared", "rank"}
     assert ranked["rank_pattern"] == {
         f"^{layer['name']}".replace(".", r"\."): layer["rank"] for layer in ranked["layers"]
     }
@@ -277,9 +370,24 @@ def test_the_table_tells_the_layers_the_sum_and_what_was_left_out(checkpoint):
     assert "model.safetensors: 7,680 of the 15,360 weights of 2 layers pruned, sparsity 0.5" in lines
     assert "left out: 2 layers: excluded by name" in lines
     assert "left out: last.fc: 10 eigenvalues, min_eigenvalues is 50" in lines
+    blocks = run(checkpoint, "--target", "sparsity=0.5", "--group-by", "deep").stdout.splitlines()
+    assert blocks[0].split() == ["layer", "shape", "alpha", "compared", "sparsity", "pruned"]
     ranked = run(checkpoint, "--target", "lora-rank=8").stdout.splitlines()
     assert ranked[0].split() == ["layer", "shape", "alpha", "rank"]
     assert "model.safetensors: ranks of 4 layers sum to 32, 8 on average" in ranked
+
+
+def test_the_command_compares_with_random_matrices_and_by_groups(checkpoint):
+    arguments = ("--target", "sparsity=0.5", "--format", "json", "--reference", "random", "--group-by", "deep")
+    found = json.loads(run(checkpoint, *arguments).stdout)
+    assert (found["reference"], found["group_by"]) == ("random", "deep")
+    scores = {row.name: row.score for row in diagnose(checkpoint, shuffle=False, reference="random").scored}
+    deep = fmean(score for name, score in scores.items() if name.startswith("deep."))
+    wanted = {name: deep if name.startswith("deep.") else score for name, score in scores.items()}
+    assert {layer["name"]: layer["compared"] for layer in found["layers"]} == pytest.approx(wanted, rel=1e-12)
+    assert {layer["name"]: layer["alpha"] for layer in found["layers"]} == {
+        row.name: row.alpha for row in diagnose(checkpoint, shuffle=False).scored
+    }
 
 
 def test_a_file_is_written_whole_beside_the_table(checkpoint, tmp_path):
@@ -315,6 +423,8 @@ def test_an_allocation_replaces_neither_the_checkpoint_nor_what_is_no_file(check
         (["--target", "sparsity=0.5", "--format", "csv"], "format must be one of table, json, got 'csv'"),
         (["--target", "sparsity=0.5", "--out", "."], "out must be a file to write"),
         (["--target", "sparsity=0.5", "--exclude", "*"], "no layer has an alpha"),
+        (["--target", "sparsity=0.5", "--reference", "rnd"], "reference must be 'random' or None, got 'rnd'"),
+        (["--target", "sparsity=0.5", "--group-by", "h.*"], "group_by pattern 'h.*' puts no layers together"),
         (["--target", "sparsity=0.5", "--include", "nothing"], "include pattern 'nothing' matches no layer"),
     ],
 )

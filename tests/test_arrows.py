@@ -39,7 +39,7 @@ ARROWS = {
     "states": {"groups", "rates"},
     "comparing": {"core.assign", "errors", "table"},
     "blending": {"table"},
-    "allocate": {"table"},
+    "allocate": {"comparing", "table"},
     "tell_allocation": {"", "allocate", "lab.methods", "layout", "render", "report.text", "runlog", "tell"},
     "scheduler": {"background", "blending", "budget", "charge", "comparing", "states", "core.assign", "core.matrices",
                   "core.score", "core.tail",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tempbalance.comparing import Comparing, score_error, shrunk
+from tempbalance.comparing import Comparing, score_error, shrunk, unit_of
 from tempbalance.core.assign import assign
 from tempbalance.errors import ScoreError
 from tempbalance.table import LayerRow, PartRow
@@ -128,7 +128,7 @@ def test_layers_of_a_group_get_the_scale_of_their_mean_score(group_by):
 
 def test_a_pattern_is_of_whole_words_at_the_front_of_a_name():
     names = ["model.layers.0.mlp.up", "model.layers.10.mlp.up", "model.layers", "layers.0.mlp"]
-    assert [Comparing(group_by="model.layers.*")._unit(name) for name in names] == [
+    assert [unit_of(name, "model.layers.*") for name in names] == [
         "model.layers.0", "model.layers.10", "model.layers", "layers.0.mlp",
     ]  # fmt: skip
 

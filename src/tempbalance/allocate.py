@@ -6,14 +6,17 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from statistics import fmean
 from typing import Any, Literal, get_args
 
+from tempbalance.comparing import Comparing, GroupFunction, unit_of
 from tempbalance.table import LayerRow, LayerTable
 
 Target = Literal["sparsity", "lora-rank"]
 TARGETS: tuple[str, ...] = get_args(Target)
+By = Literal["alpha", "score"]
 SPREAD = 0.3  # AlphaPruning's scripts have 0.2 and 0.3
 
 
@@ -24,7 +27,8 @@ class Share:
     Attributes:
         name: The layer.
         shape: Of its weight.
-        alpha: What its share follows from.
+        alpha: Of the layer.
+        compared: What its share follows from: alpha or the score, averaged over its group.
         num_pruned: How many of its weights are pruned; ``None`` for ranks.
         rank: Of its adapter; ``None`` for sparsity.
     """
@@ -32,6 +36,7 @@ class Share:
     name: str
     shape: tuple[int, ...]
     alpha: float
+    compared: float
     num_pruned: int | None = None
     rank: int | None = None
 
@@ -49,7 +54,8 @@ class Share:
         """Plain numbers, strings and lists."""
         values = {"name": self.name, "shape": list(self.shape), "num_parameters": self.num_parameters}
         given = {"num_pruned": self.num_pruned, "sparsity": self.sparsity, "rank": self.rank}
-        return {**values, "alpha": self.alpha, **{name: value for name, value in given.items() if value is not None}}
+        given = {name: value for name, value in given.items() if value is not None}
+        return {**values, "alpha": self.alpha, "compared": self.compared, **given}
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ def allocate(
     value: float,
     spread: float | None = None,
     lora_alpha: float | None = None,
+    by: By = "alpha",
+    group_by: str | GroupFunction | None = None,
 ) -> Allocation:
     """Share a budget out among layers: those with a larger alpha, less well trained, get more of it.
 
@@ -121,9 +129,16 @@ def allocate(
             AlphaPruning, and ranks in proportion to alpha.
         lora_alpha: For ranks, peft's ``lora_alpha`` at the mean rank; each layer has the same ``lora_alpha / r``.
             ``None`` makes that 1.
+        by: What layers are compared by, ``alpha`` or ``score``: with ``diagnose(..., reference="random")`` that is
+            alpha over the alpha of a random matrix of the same shape.
+        group_by: Gives all layers of a group the mean of what they are compared by, as AlphaPruning does for blocks of
+            transformers: a pattern of the first words of their names, such as ``model.layers.*``, or a function that
+            gives a layer's group or ``None``.
 
     Raises:
-        ValueError: If an option is out of range, no layer has an alpha, or the layers cannot take the budget.
+        ValueError: If an option is out of range, no layer has an alpha, the pattern puts no layers together, or the
+            layers cannot take the budget.
+        ScoreError: If ``group_by`` gives what is no name.
 
     Example:
         >>> rows = [LayerRow("a", (10, 10), alpha=2.0), LayerRow("b", (10, 10), alpha=4.0)]
@@ -131,10 +146,14 @@ def allocate(
         [0.35, 0.65]
     """
     check_target(target, value, spread=spread, lora_alpha=lora_alpha)
-    rows = [row for row in table if row.alpha is not None]
-    left_out = {row.name: row.reason for row in table if row.alpha is None}
+    if by not in get_args(By):
+        raise ValueError(f"by must be one of {', '.join(get_args(By))}, got {by!r}")
+    rows = [row for row in table if row.alpha is not None and getattr(row, by) is not None]
+    allocated = {row.name for row in rows}
+    left_out = {row.name: row.reason or f"it has no {by}" for row in table if row.name not in allocated}
     if not rows:
-        raise ValueError(f"no layer has an alpha: all {len(left_out)} are left out")
+        raise ValueError(f"no layer has {'an alpha' if by == 'alpha' else 'a score'}: all {len(left_out)} are left out")
+    rows = _compared(rows, by, group_by)
     if target == "sparsity":
         spread = SPREAD if spread is None else spread
         return Allocation(target, value, spread, _prune(rows, value, spread), left_out)
@@ -163,6 +182,16 @@ def check_target(target: str, value: float, *, spread: float | None, lora_alpha:
         raise ValueError(f"lora_alpha must be a number above 0, got {lora_alpha}")
 
 
+def _compared(rows: Sequence[LayerRow], by: By, group_by: str | GroupFunction | None) -> list[LayerRow]:
+    """Rows with what they are compared by: their own, or the mean over their group."""
+    Comparing(group_by=group_by).check_names([row.name for row in rows])
+    units = [unit_of(row.name, group_by) for row in rows]
+    members: dict[str, list[float]] = {}
+    for unit, row in zip(units, rows, strict=True):
+        members.setdefault(unit, []).append(getattr(row, by))
+    return [replace(row, compared=fmean(members[unit])) for unit, row in zip(units, rows, strict=True)]
+
+
 def _prune(rows: Sequence[LayerRow], value: float, spread: float) -> tuple[Share, ...]:
     sizes = [math.prod(row.shape) for row in rows]
     total, most = round(value * sum(sizes)), sum(sizes) - len(sizes)
@@ -186,7 +215,8 @@ def _rank(rows: Sequence[LayerRow], value: int, spread: float | None) -> tuple[S
 
 def _share(row: LayerRow, **given: int) -> Share:
     assert row.alpha is not None
-    return Share(row.name, row.shape, row.alpha, **given)
+    assert row.compared is not None
+    return Share(row.name, row.shape, row.alpha, row.compared, **given)
 
 
 def _smaller_side(row: LayerRow) -> int:
@@ -196,12 +226,14 @@ def _smaller_side(row: LayerRow) -> int:
 
 
 def _parts(rows: Sequence[LayerRow], spread: float | None) -> list[Fraction]:
-    """The layers' parts before the budget: alpha itself, or 1 - spread to 1 + spread on a line."""
-    alphas = [Fraction(row.alpha) for row in rows if row.alpha is not None]
-    if spread is None:
-        return alphas
-    low, width = min(alphas), max(alphas) - min(alphas)
-    return [1 + Fraction(spread) * (2 * (alpha - low) / width - 1) if width else Fraction(1) for alpha in alphas]
+    """The layers' parts before the budget: what they are compared by, or 1 - spread to 1 + spread on a line."""
+    values = [Fraction(row.compared) for row in rows if row.compared is not None]
+    low, width = min(values), max(values) - min(values)
+    if spread is not None:
+        return [1 + Fraction(spread) * (2 * (value - low) / width - 1) if width else Fraction(1) for value in values]
+    if low <= 0:
+        raise ValueError(f"shares in proportion need scores above 0, got {float(low)}: give a spread")
+    return values
 
 
 def apportion(parts: Sequence[Fraction], bounds: Sequence[tuple[int, int]], total: int) -> list[int]:

@@ -210,6 +210,9 @@ def diagnose(
     against: Annotated[_Patterns, typer.Option(help="A later checkpoint to compare with; repeat for a series.")] = None,
     tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
     tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
+    reference: Annotated[
+        _Text, typer.Option(help="random: tell alpha over that of a random matrix of the shape, too.")
+    ] = None,
     min_eigenvalues: Annotated[int, typer.Option(help="Layers with fewer are left out.")] = 50,
     include: Annotated[_Patterns, typer.Option(help="Pattern of layer names to score, such as '*.mlp.*'.")] = None,
     exclude: Annotated[_Patterns, typer.Option(help="Pattern of layer names to leave out.")] = None,
@@ -235,7 +238,9 @@ def diagnose(
             "fused": _read_fused(fused or []),
             "stacked": stacked or (),
         }
-        how = {"tail": tail, "tail_fraction": tail_fraction, "shuffle": shuffle}
+        if reference is not None and against:
+            raise ValueError("--reference is about one checkpoint: leave out --against")
+        how = {"tail": tail, "tail_fraction": tail_fraction, "reference": reference, "shuffle": shuffle}
         sources = [checkpoint, *(against or [])]
         typer.echo(tell(sources, telling, which, None if list_ else how, console=messages))
 
@@ -263,8 +268,15 @@ def allocate(
         Optional[float],  # noqa: UP045
         typer.Option(help="peft's lora_alpha at the mean rank; without it that rank."),
     ] = None,
+    group_by: Annotated[
+        _Text,
+        typer.Option(help="Layers whose names begin like this pattern, such as 'model.layers.*', share their mean."),
+    ] = None,
     tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
     tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
+    reference: Annotated[
+        _Text, typer.Option(help="random: share by alpha over that of a random matrix of the shape.")
+    ] = None,
     min_eigenvalues: Annotated[int, typer.Option(help="Layers with fewer are left out.")] = 50,
     include: Annotated[_Patterns, typer.Option(help="Pattern of layer names to allocate to.")] = None,
     exclude: Annotated[_Patterns, typer.Option(help="Pattern of layer names to leave out, such as lm_head.")] = None,
@@ -280,13 +292,14 @@ def allocate(
         options = {
             "tail": tail,
             "tail_fraction": tail_fraction,
+            "reference": reference,
             "min_eigenvalues": min_eigenvalues,
             "include": include or (),
             "exclude": exclude or (),
             "fused": _read_fused(fused or []),
             "stacked": stacked or (),
         }
-        shares = {"spread": spread, "lora_alpha": lora_alpha}
+        shares = {"spread": spread, "lora_alpha": lora_alpha, "group_by": group_by}
         typer.echo(
             tell_allocation(checkpoint, target, shares=shares, options=options, form=form, out=out, console=messages)
         )

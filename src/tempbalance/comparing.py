@@ -66,7 +66,7 @@ class Comparing:
         Raises:
             ValueError: If ``group_by`` matches none of its layers' names.
         """
-        if isinstance(self.group_by, str) and all(self._unit(name) == name for name in names):
+        if isinstance(self.group_by, str) and all(unit_of(name, self.group_by) == name for name in names):
             raise ValueError(f"group_by pattern {self.group_by!r} puts no layers together, of {list(names)}")
 
     def compared(self, rows: Sequence[LayerRow], earlier: Iterable[LayerRow] = ()) -> list[LayerRow]:
@@ -79,7 +79,7 @@ class Comparing:
         Raises:
             ScoreError: If a score does not suit the assignment, or a function gives what is no scale or no group.
         """
-        units = {row.name: self._unit(row.name) for row in rows if row.score is not None}
+        units = {row.name: unit_of(row.name, self.group_by) for row in rows if row.score is not None}
         scores = self._smoothed(self._unit_scores(rows, units), units, earlier)
         sizes = {row.name: math.prod(row.shape) if self.keep_mean == "parameters" else 1 for row in rows}
         scales: dict[str, dict[str, float]] = {}
@@ -98,19 +98,6 @@ class Comparing:
             )
             for row in rows
         ]
-
-    def _unit(self, name: str) -> str:
-        """What a layer is compared as: a group that it belongs to, or itself."""
-        if self.group_by is None:
-            return name
-        if callable(self.group_by):
-            group = self.group_by(name)
-            if group is not None and not isinstance(group, str):
-                raise ScoreError(f"layer {name!r}: group_by must give a name or None, got {group!r}")
-            return name if group is None else group
-        patterns, words = self.group_by.split("."), name.split(".")
-        is_in = len(words) >= len(patterns) and all(map(fnmatchcase, words, patterns))
-        return ".".join(words[: len(patterns)]) if is_in else name
 
     def _unit_scores(self, rows: Sequence[LayerRow], units: Mapping[str, str]) -> dict[str, float]:
         """The mean score of each unit, drawn toward that of all if so wanted."""
@@ -135,6 +122,32 @@ class Comparing:
             unit: score if (old := before.get(unit)) is None else self.smooth * old + (1 - self.smooth) * score
             for unit, score in scores.items()
         }
+
+
+def unit_of(name: str, group_by: str | GroupFunction | None) -> str:
+    """What a layer is compared as: a group that it belongs to, or itself.
+
+    Args:
+        name: The layer.
+        group_by: A pattern of the first words of names, or a function that gives a layer's group or ``None``.
+
+    Raises:
+        ScoreError: If the function gives what is no name.
+
+    Example:
+        >>> unit_of("model.layers.10.mlp.up_proj", "model.layers.*"), unit_of("lm_head", "model.layers.*")
+        ('model.layers.10', 'lm_head')
+    """
+    if group_by is None:
+        return name
+    if callable(group_by):
+        group = group_by(name)
+        if group is not None and not isinstance(group, str):
+            raise ScoreError(f"layer {name!r}: group_by must give a name or None, got {group!r}")
+        return name if group is None else group
+    patterns, words = group_by.split("."), name.split(".")
+    is_in = len(words) >= len(patterns) and all(map(fnmatchcase, words, patterns))
+    return ".".join(words[: len(patterns)]) if is_in else name
 
 
 def shrunk(scores: Sequence[float], errors: Sequence[float]) -> list[float]:

@@ -18,7 +18,7 @@ from tempbalance.infer import Inferred, infer_layers
 from tempbalance.layers import Layer, find_layers
 from tempbalance.layout import layer_text
 from tempbalance.measure import Measuring
-from tempbalance.scoring import Scoring
+from tempbalance.scoring import ReferenceName, Scoring
 from tempbalance.table import DiagnosisRow, LayerTable
 from tempbalance.verdict import judge, summarize
 from tempbalance.wrappers import unwrap
@@ -36,6 +36,7 @@ class Diagnosis(LayerTable):
     Attributes:
         model: What was diagnosed.
         tail: The fit.
+        reference: What the rows' scores are alpha over; ``None`` if they are alpha.
         others: Why each tensor that is no layer is not in the table.
         notes: What a reader should know about the file.
         layers: The layers that rows were made of, by name; ``layers[name].weight()`` reads a weight again.
@@ -47,6 +48,7 @@ class Diagnosis(LayerTable):
         *,
         model: str,
         tail: TailName,
+        reference: ReferenceName | None = None,
         others: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
         layers: Sequence[Layer] = (),
@@ -54,6 +56,7 @@ class Diagnosis(LayerTable):
         super().__init__(rows)
         self.diagnoses = tuple(rows)
         self.model, self.tail, self.others, self.notes = model, tail, dict(others or {}), tuple(notes)
+        self.reference = reference
         self.layers = {layer.name: layer for layer in layers}
 
     @property
@@ -70,18 +73,28 @@ class Diagnosis(LayerTable):
         """Means over the scored layers, how many have which verdict, and the layers most out of balance."""
         return summarize(self.scored)
 
+    @property
+    def over_reference(self) -> str | None:
+        """What alpha over the reference is called; ``None`` without one."""
+        return None if self.reference is None else f"alpha_over_{self.reference}"
+
+    def row_dict(self, row: DiagnosisRow) -> dict[str, Any]:
+        """A row's plain values, with alpha over the reference if there is one."""
+        return row.to_dict() if self.over_reference is None else {**row.to_dict(), self.over_reference: row.score}
+
     def to_dict(self) -> dict[str, Any]:
         """What ``tempbalance diagnose --format json`` prints."""
         return {
             "model": self.model,
             "tail": self.tail,
-            "layers": [row.to_dict() for row in self.scored],
+            **({} if self.reference is None else {"reference": self.reference}),
+            "layers": [self.row_dict(row) for row in self.scored],
             "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out.items()],
             "summary": self.summary(),
         }
 
     def __str__(self) -> str:
-        return layer_text(self.scored)
+        return layer_text(self.scored, reference=self.reference)
 
     __repr__ = __str__
 
@@ -95,7 +108,7 @@ class Diagnosis(LayerTable):
             import pandas
         except ModuleNotFoundError as err:
             raise ModuleNotFoundError("to_pandas needs pandas: pip install pandas", name=err.name) from err
-        frame = pandas.DataFrame([row.to_dict() for row in self.diagnoses]).drop(columns="parts", errors="ignore")
+        frame = pandas.DataFrame([self.row_dict(row) for row in self.diagnoses]).drop(columns="parts", errors="ignore")
         return frame.set_index("name") if len(frame) else frame
 
     def chart(self) -> altair.TopLevelMixin:
@@ -119,6 +132,7 @@ def diagnose(
     *,
     tail: TailName = "median",
     tail_fraction: float = 0.5,
+    reference: ReferenceName | None = None,
     min_eigenvalues: int = 50,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -134,6 +148,8 @@ def diagnose(
             file contains is run.
         tail: ``median``, the paper's, ``goodness_of_fit``, WeightWatcher's, or ``peak``, as in `fit_tail`.
         tail_fraction: With ``median``, how many of the eigenvalues are the tail.
+        reference: With ``random``, a row's ``score`` is alpha over what the same fit gives for a random matrix of the
+            same shape, part by part; alpha and verdicts stay as they are. A product of adapters has none.
         min_eigenvalues: Layers with fewer are left out; 50 as in training. For LoRA products it is 8.
         include: Patterns of layer names; without any, all layers.
         exclude: Patterns of layer names to leave out.
@@ -152,7 +168,12 @@ def diagnose(
         ValueError: If an option is out of range or a pattern matches nothing.
     """
     scoring = Scoring(
-        tail=tail, tail_fraction=tail_fraction, min_eigenvalues=min_eigenvalues, exclude=exclude, fused=fused or {}
+        tail=tail,
+        tail_fraction=tail_fraction,
+        reference=reference,
+        min_eigenvalues=min_eigenvalues,
+        exclude=exclude,
+        fused=fused or {},
     )
     found = _find(model, stacked)
     _check_patterns(found.inferred.layers, include=include, exclude=exclude, fused=tuple(scoring.fused))
@@ -161,8 +182,16 @@ def diagnose(
     if shuffle:
         measuring.shuffle()
     rows, inferred = judge(measuring.rows(), tail), found.inferred
+    if reference is not None:  # the eigenvalues of a product are not those of a random matrix
+        rows = [replace(row, score=None) if row.name in inferred.ranks else row for row in rows]
     return Diagnosis(
-        rows, model=found.name, tail=tail, others=inferred.others, notes=found.notes, layers=inferred.layers
+        rows,
+        model=found.name,
+        tail=tail,
+        reference=reference,
+        others=inferred.others,
+        notes=found.notes,
+        layers=inferred.layers,
     )
 
 

@@ -25,9 +25,13 @@ _COLUMNS = {  # heading of the table: attribute of the row
 }
 
 
-def layer_text(rows: Sequence[DiagnosisRow]) -> str:
-    """A line for each row, below its headings."""
-    return aligned([list(_COLUMNS), *([cell(getattr(row, name)) for name in _COLUMNS.values()] for row in rows)])
+def layer_text(rows: Sequence[DiagnosisRow], *, reference: str | None = None) -> str:
+    """A line for each row, below its headings; with a reference, alpha over that beside alpha."""
+    columns = list(_COLUMNS.items())
+    if reference is not None:
+        columns.insert(list(_COLUMNS).index("±") + 1, (f"/ {reference}", "score"))
+    lines = ([cell(getattr(row, name)) for _, name in columns] for row in rows)
+    return aligned([[heading for heading, _ in columns], *lines])
 
 
 def cell(value: Any) -> str:

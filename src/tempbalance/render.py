@@ -55,11 +55,13 @@ def render(diagnosis: Diagnosis, rows: Sequence[DiagnosisRow], form: Format) -> 
         form: ``table``, ``json`` or ``csv``; the latter has the rows alone.
     """
     if form == "json":
-        return as_json({**diagnosis.to_dict(), "layers": [row.to_dict() for row in rows]})
+        return as_json({**diagnosis.to_dict(), "layers": [diagnosis.row_dict(row) for row in rows]})
     if form == "csv":
         names = [each.name for each in fields(DiagnosisRow) if each.name not in _NOT_IN_CSV]
-        return as_csv(names, [[_exact(getattr(row, name)) for name in names] for row in rows])
-    return "\n".join([layer_text(rows), *_telling(diagnosis)])
+        over = diagnosis.over_reference  # no field of a row, and only there if asked for
+        lines = [[_exact(getattr(row, name)) for name in names] + ([_exact(row.score)] if over else []) for row in rows]
+        return as_csv([*names, over] if over else names, lines)
+    return "\n".join([layer_text(rows, reference=diagnosis.reference), *_telling(diagnosis)])
 
 
 def _exact(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from tempbalance import __version__
-from tempbalance.allocate import TARGETS, Allocation, Target, allocate, check_target
+from tempbalance.allocate import TARGETS, Allocation, By, Target, allocate, check_target
 from tempbalance.lab.methods import unknown
 from tempbalance.layout import aligned, cell
 from tempbalance.render import as_json
@@ -24,7 +24,7 @@ def tell_allocation(
     source: str,
     target: str,
     *,
-    shares: Mapping[str, float | None],
+    shares: Mapping[str, Any],
     options: Mapping[str, Any],
     form: str,
     out: Path | None,
@@ -45,14 +45,16 @@ def tell_allocation(
         The text for standard output.
 
     Raises:
-        ValueError: If an option is out of range, before anything is read.
+        ValueError: If an option is out of range, before anything is read, or does not suit the layers.
     """
     name, value = _read_target(target)
     check_target(name, value, spread=shares["spread"], lora_alpha=shares["lora_alpha"])
     _check_telling(form, out, source)
     diagnosis = diagnose_shown(source, {**options, "shuffle": False}, console)
-    found = allocate(diagnosis, target=name, value=value, **shares)
-    told = as_json({"model": diagnosis.model, "tempbalance": __version__, "tail": diagnosis.tail, **found.to_dict()})
+    by: By = "alpha" if diagnosis.reference is None else "score"
+    found = allocate(diagnosis, target=name, value=value, by=by, **shares)
+    how = {"tail": diagnosis.tail, "reference": diagnosis.reference, "group_by": shares["group_by"]}
+    told = as_json({"model": diagnosis.model, "tempbalance": __version__, **how, **found.to_dict()})
     if out is not None:
         write_whole(out, f"{told}\n".encode())
         console.print(f"allocation: {shown(out)}", markup=False, highlight=False, soft_wrap=True)
@@ -82,7 +84,9 @@ def _check_telling(form: str, out: Path | None, source: str) -> None:
 
 def _as_table(found: Allocation, model: str) -> str:
     """A line for each layer, the sum, and what was left out."""
-    columns = ("sparsity", "num_pruned") if found.target == "sparsity" else ("rank",)
+    columns: tuple[str, ...] = ("sparsity", "num_pruned") if found.target == "sparsity" else ("rank",)
+    if any(layer.compared != layer.alpha for layer in found.layers):
+        columns = ("compared", *columns)
     headings = ["layer", "shape", "alpha", *(name.removeprefix("num_") for name in columns)]
     names = ("name", "shape", "alpha", *columns)
     lines = [[cell(getattr(layer, name)) for name in names] for layer in found.layers]
