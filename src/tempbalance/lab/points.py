@@ -73,6 +73,7 @@ def varied(points: Sequence[Point], name: str, values: Sequence[Any]) -> list[Po
 
 
 FAIR = {"reference": "random", "keep_mean": True}
+FAIR_NOTE = "Fair: alpha over that of a random matrix of the same shape, and scales divided by their mean."
 _SMALLER = {"laptop": {"width": 0.125, "limit": 4_000}}  # of a study of many ways, that is to end within an hour
 
 

@@ -15,8 +15,8 @@ _WAYS: dict[str, dict[str, Any]] = {
     "cal": {"method": "cal"},
     "tb": {},
     "tb, decay alone": {"scale_range": (1.0, 1.0), "decay_range": _UP},
-    "tb, decay alone, turned": {"scale_range": (1.0, 1.0), "decay_range": _DOWN},
-    "tb, rate and decay": {"decay_range": _UP},
+    "tb, decay turned": {"scale_range": (1.0, 1.0), "decay_range": _DOWN},
+    "tb, both": {"decay_range": _UP},
 }
 
 
