@@ -29,7 +29,7 @@ ARROWS = {
     "ranks": {"errors"},
     "layers": {"errors", "core.matrices", "lora", "sharded", "wrappers"},
     "groups": {"layers", "sharded", "wrappers"},
-    "core.random_alpha": {"core.tail"},
+    "core.random_alpha": {"core.tail", "errors"},
     "scoring": {"errors", "core.matrices", "core.random_alpha", "core.spectrum", "core.tail", "core.score", "layers",
                 "table"},
     "distributed": {"core.spectrum", "core.tail", "errors", "layers", "ranks", "scoring", "table"},

@@ -13,6 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 from tempbalance import TempBalance, param_groups
 from tempbalance.core.assign import assign
 from tempbalance.core.random_alpha import random_alpha
+from tempbalance.core.tail import TailFit, fit_tail
+from tempbalance.errors import ScoreError
 from tests.cases import mlp, train_step
 from tests.test_scheduler_resume import ORDERS, PARTS, assert_same_weights, build, go_on, load, save
 
@@ -103,32 +105,6 @@ def test_every_rate_is_finite_for_weights_of_any_size(options):
             scheduler.step()
             values = [group[key] for group in optimizer.param_groups for key in ("lr", "weight_decay")]
             assert all(math.isfinite(value) and value >= 0 for value in values)
-
-
-def test_a_state_of_before_these_options_loads():
-    run = build("cosine", blend=4)
-    go_on(run, 0, 6)
-    state = run.scheduler.state_dict()
-    scored = json.loads(state["scored"])
-    scored["scales"] = scored.pop("blending")["aim"]["lr"]
-    comparing = state["options"].pop("comparing")
-    options = {key: state["options"][key] for key in ("interval", "start", "background", "lag", "budget")}
-    old = {
-        **{key: value for key, value in state.items() if key != "bases"},
-        "version": 2,
-        "options": {
-            **options,
-            "scale_range": list(comparing["scale_range"]),
-            "assignment": comparing["assignment"],
-            "scoring": {
-                key: value for key, value in state["options"]["scoring"].items() if key not in ("reference", "windows")
-            },
-        },
-        "scored": json.dumps(scored),
-    }
-    other = build("cosine", seed=99, blend=4)
-    other.scheduler.load_state_dict(old)
-    assert other.scheduler.last_scales == scored["scales"]
 
 
 # reference and windows
@@ -363,3 +339,125 @@ def test_a_lambda_schedule_and_every_option_keep_the_mean_rate_of_the_scored_lay
         assert sum(names.values()) / len(names) == pytest.approx(0.1 / (1 + epoch)), rates
         optimizer.step()
         scheduler.step()
+
+
+# what went wrong once
+
+
+def as_version_2(state):
+    """A state as it was saved before these options."""
+    scored = json.loads(state["scored"])
+    scored["scales"] = scored.pop("blending")["aim"]["lr"]
+    comparing, scoring = state["options"]["comparing"], state["options"]["scoring"]
+    options = {key: state["options"][key] for key in ("interval", "start", "background", "lag", "budget")}
+    options |= {"scale_range": list(comparing["scale_range"]), "assignment": comparing["assignment"]}
+    options["scoring"] = {key: value for key, value in scoring.items() if key not in ("reference", "windows")}
+    old = {key: value for key, value in state.items() if key != "bases"}
+    return {**old, "version": 2, "options": options, "scored": json.dumps(scored)}
+
+
+def test_a_state_of_before_these_options_brings_their_defaults_along():
+    _, _, plain = scheduled({"scale_range": (0.8, 1.2)})
+    _, optimizer, scheduler = scheduled({**ALL, "reference": "random"}, seed=1)
+    scheduler.load_state_dict(as_version_2(plain.state_dict()))
+    assert scheduler.last_scales == plain.last_scales
+    assert decays(optimizer) == [0.1] * len(decays(optimizer))
+    assert (scheduler.comparing.balance, scheduler.blend, scheduler.scoring.reference) == (None, 1, None)
+    optimizer.step()
+    scheduler.step()
+    assert (min(scheduler.last_scales.values()), max(scheduler.last_scales.values())) == (0.8, 1.2)
+
+
+def test_a_state_with_an_option_out_of_range_is_refused_and_nothing_changes():
+    _, optimizer, scheduler = scheduled({"balance": {"lr": (0.5, 1.5), "weight_decay": (2.0, 0.5)}})
+    state, before = scheduler.state_dict(), [dict(group) for group in optimizer.param_groups]
+    state["options"]["comparing"]["smooth"] = 5.0
+    with pytest.raises(ValueError, match=r"smooth must satisfy 0 <= smooth < 1, got 5\.0"):
+        scheduler.load_state_dict(state)
+    assert [dict(group) for group in optimizer.param_groups] == before
+
+
+def test_optimizers_that_share_a_tensor_do_not_scale_each_others_values():
+    shared, runs = torch.tensor(0.1), []
+    for seed in range(2):
+        model = mlp(SIZES, seed)
+        optimizer = SGD(param_groups(model), lr=0.1)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = shared
+        runs.append((optimizer, TempBalance(optimizer, model, balance={"weight_decay": (0.5, 2.0)})))
+    for _ in range(3):
+        for optimizer, scheduler in runs:
+            optimizer.step()
+            scheduler.step()
+    for optimizer, scheduler in runs:
+        scales = of_layers(optimizer, assign(scheduler.last_scores, scale_range=(0.5, 2.0)))
+        assert [float(each) for each in decays(optimizer)] == pytest.approx([0.1 * scale for scale in scales])
+    assert float(shared) == pytest.approx(0.1)
+
+
+def test_a_base_value_that_was_set_just_before_saving_is_saved():
+    runs = [scheduled({"balance": {"weight_decay": (0.5, 2.0)}}, seed=seed) for seed in (0, 0)]
+    for group in runs[0][1].param_groups:
+        group["weight_decay"] = 0.7
+    for place in (1, 2):
+        runs[1][place].load_state_dict(copy.deepcopy(runs[0][place].state_dict()))
+    for _, optimizer, scheduler in runs:
+        optimizer.step()
+        scheduler.step()
+    assert decays(runs[0][1]) == decays(runs[1][1])
+
+
+def test_a_layer_that_is_left_out_goes_to_1_step_by_step():
+    model, optimizer, scheduler = scheduled({"blend": 4, "interval": 4})
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    scale = scheduler.last_scales["6"]
+    with torch.no_grad():
+        model[6].weight.zero_()
+    optimizer.step()
+    scheduler.step()
+    assert "6" not in scheduler.last_scores
+    assert scheduler.last_scales["6"] == pytest.approx(0.75 * scale + 0.25)
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    assert scheduler.last_scales.get("6", 1.0) == 1.0
+
+
+def test_a_whole_number_is_no_target():
+    model = mlp(SIZES)
+    optimizer = SGD(param_groups(model), lr=0.1)
+    for group in optimizer.param_groups:
+        group["ns_steps"] = 5
+    with pytest.raises(ValueError, match="'ns_steps' of param group 0 is a whole number, 5, which a scale would make"):
+        TempBalance(optimizer, model, balance={"ns_steps": (1.0, 2.0)})
+
+
+class Tail:
+    """Equal to every other, but no other fits the same."""
+
+    def __init__(self, alpha):
+        self.alpha = alpha
+
+    def __call__(self, values):
+        return TailFit(self.alpha * fit_tail(values).alpha, float(values[0]), 0.1, 8)
+
+    def __eq__(self, other):
+        return isinstance(other, Tail)
+
+    __hash__ = None
+
+
+def test_a_reference_is_that_of_the_very_function_hashable_or_not():
+    for factor in (1.0, 3.0):
+        _, _, scheduler = scheduled({"reference": "random", "tail": Tail(factor)})
+        assert max(scheduler.last_scores.values()) < 1.2
+
+
+def test_a_tail_function_that_gives_nothing_for_random_values_is_refused_with_the_layer():
+    def tail(values):
+        return fit_tail(values) if float(values[-1]) < 100 else None
+
+    with pytest.raises(ScoreError, match=r"layer '.', weight .*: a tail function must return a TailFit with alpha > 0"):
+        scheduled({"reference": "random", "tail": tail})

@@ -32,10 +32,11 @@ class Blending:
         share = taken / steps
         return {
             target: {
-                layer: (1 - share) * self.start.get(target, {}).get(layer, 1.0) + share * scale
-                for layer, scale in scales.items()
+                layer: (1 - share) * before.get(layer, 1.0) + share * scales.get(layer, 1.0)
+                for layer in {**scales, **before}  # one that is left out since is on its way to 1
             }
             for target, scales in self.aim.items()
+            for before in [self.start.get(target, {})]
         }
 
 

@@ -191,8 +191,8 @@ def score_error(row: LayerRow | PartRow) -> float:
     parts = [part for part in getattr(row, "parts", ()) if part.score is not None]
     if parts:
         return math.hypot(*map(score_error, parts)) / len(parts)
-    if row.score is None or row.alpha is None or row.alpha_stderr is None:
-        raise ScoreError(f"{row.name!r} has no score, or one without a tail fit: its error is not known")
+    if row.score is None or not row.alpha or row.alpha_stderr is None or not math.isfinite(row.alpha_stderr):
+        raise ScoreError(f"layer {row.name!r}: shrink needs an alpha with a finite error, got {row.alpha}")
     return row.alpha_stderr * (row.score / row.alpha)
 
 

@@ -26,6 +26,11 @@ def check_target(optimizer: Optimizer, target: str) -> None:
     """
     for index, group in enumerate(optimizer.param_groups):
         value = group.get(target)
+        if target != "lr" and type(value) is int and value != 0:
+            raise ValueError(
+                f"balance: {target!r} of param group {index} is a whole number, {value}, which a scale would make a "
+                f"fraction: write {value}.0 if that is meant"
+            )
         if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
             names = [key for key, each in group.items() if type(each) in (int, float)]
             raise ValueError(
@@ -38,6 +43,14 @@ def read_rates(optimizer: Optimizer, target: str = "lr") -> list[Rate]:
     return [
         rate.clone() if isinstance(rate := group[target], Tensor) else float(rate) for group in optimizer.param_groups
     ]
+
+
+def own_rates(optimizer: Optimizer, target: str) -> list[Rate]:
+    """The present values of a target, after each group got a Tensor of its own in place of one that others may hold."""
+    for group in optimizer.param_groups:
+        if isinstance(group[target], Tensor):
+            group[target] = group[target].clone()
+    return read_rates(optimizer, target)
 
 
 def write_rates(optimizer: Optimizer, rates: Sequence[Rate], target: str = "lr") -> None:

@@ -23,7 +23,7 @@ from tempbalance.background import Pending
 from tempbalance.blending import Blending, scales_of
 from tempbalance.budget import Entry, Ledger, Spending, check_budget
 from tempbalance.charge import OUTERMOST, check_caller, take_over
-from tempbalance.comparing import Comparing, GroupFunction, KeepMean
+from tempbalance.comparing import Comparing, GroupFunction, KeepMean, unit_of
 from tempbalance.core.assign import AssignmentFunction, AssignmentName, ScaleRange
 from tempbalance.core.matrices import Windows
 from tempbalance.core.score import ScoreFunction, ScoreName
@@ -36,6 +36,7 @@ from tempbalance.rates import (
     Rate,
     check_target,
     note_written,
+    own_rates,
     put_back,
     read_bases,
     read_rates,
@@ -212,7 +213,7 @@ class TempBalance(LRScheduler):
 
         def check() -> None:
             check_belonging(optimizer, model, schedule)
-            if group_by is not None:
+            if isinstance(group_by, str):
                 self.comparing.check_names([layer.name for layer in find_layers(model)])
             for target in self.comparing.targets:
                 check_target(optimizer, target)
@@ -225,7 +226,7 @@ class TempBalance(LRScheduler):
             self._is_doubtful = take_over(optimizer, self)
         self._labels = labels_of(optimizer)
         self._rates = read_rates(optimizer)
-        self._bases = {target: read_rates(optimizer, target) for target in self.comparing.targets if target != "lr"}
+        self._bases = {target: own_rates(optimizer, target) for target in self.comparing.targets if target != "lr"}
         self._schedule_mark = mark_of(schedule)
         self._commit(scored)
         super().__init__(optimizer)
@@ -346,7 +347,7 @@ class TempBalance(LRScheduler):
 
     def __repr__(self) -> str:
         schedule = type(self.schedule).__name__ if self.schedule is not None else "no schedule"
-        return f"<TempBalance of {len(self.last_scales)} scored layers with {schedule}, {self._calls} steps>"
+        return f"<TempBalance of {len(self.last_scores)} scored layers with {schedule}, {self._calls} steps>"
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and tensors, which load with ``weights_only=True``; functions are left out.
@@ -358,6 +359,7 @@ class TempBalance(LRScheduler):
             RuntimeError: If weights are sharded and one is under way: call `wait` on every process first.
         """
         self._take_in_new_groups()
+        self._take_in_bases()
         # what is scored is one text: torch.distributed.checkpoint loads into a state of the same shape only
         scored = {
             "rows": [row.to_dict() for row in self._rows],
@@ -396,8 +398,7 @@ class TempBalance(LRScheduler):
             ValueError: If the state belongs to other groups or another kind of schedule, or was saved with a function
                 that this scheduler was not built with; nothing has changed then.
         """
-        self._is_doubtful = False  # the state has the base rates
-        self._check_active()
+        self._check_in_charge()
         state = copy.deepcopy(state_dict)
         check_state(state, self.optimizer, self.schedule)
         options = state["options"]
@@ -407,11 +408,12 @@ class TempBalance(LRScheduler):
             loaded_options(saved, built, options.get("functions"))
             for saved, built in ((options["scoring"], self.scoring), (comparing, self.comparing))
         )
+        scoring = {"reference": None, "windows": None, **scoring}
+        self.scoring, self.comparing = replace(self.scoring, **scoring), Comparing(**comparing)
         put_back(self.optimizer)  # what the state may not balance
-        self.scoring, self.comparing = replace(self.scoring, **scoring), replace(self.comparing, **comparing)
         self.interval, self.start = options["interval"], options["start"]
         self.background, self.lag = options.get("background", self.background), options.get("lag", self.lag)
-        self.budget, self.blend = options.get("budget", self.budget), options.get("blend", self.blend)
+        self.budget, self.blend = options.get("budget", self.budget), options.get("blend", 1)
         self._calls, self._step_count = state["last_epoch"], state["step_count"]
         self._rates, self.base_lrs = state["rates"], state["base_lrs"]
         self._bases = state.get("bases", {})
@@ -518,7 +520,9 @@ class TempBalance(LRScheduler):
     def _plan(self, name: str, check: Callable[[], None], choose: Choose | None = None) -> SharedScoring:
         def find() -> list[Layer]:
             check()
-            return find_layers(self.model)
+            layers = find_layers(self.model)
+            options["groups"] = [unit_of(layer.name, self.comparing.group_by) for layer in layers]
+            return layers
 
         options = self._options()
         options |= options.pop("scoring") | options.pop("comparing")
@@ -584,14 +588,17 @@ class TempBalance(LRScheduler):
         self._last_lr = read_rates(self.optimizer)
 
     def _check_active(self) -> None:
-        if self._is_retired:
-            raise RuntimeError("restored, or another TempBalance on this optimizer has taken over: use that one")
+        self._check_in_charge()
         if self._is_doubtful:
             raise RuntimeError(
                 "the rates were scaled by an earlier TempBalance and then changed, as by a schedule built on them, so "
                 "the base rates are not known: load this scheduler's state_dict; or restore() the earlier one first; "
                 "or, if you have set the base rates yourself, build TempBalance once more"
             )
+
+    def _check_in_charge(self) -> None:
+        if self._is_retired:
+            raise RuntimeError("restored, or another TempBalance on this optimizer has taken over: use that one")
         labels = labels_of(self.optimizer)[: len(self._labels)]
         if labels != self._labels:
             raise RuntimeError(

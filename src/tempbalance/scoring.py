@@ -322,7 +322,7 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
         raise TailError("all eigenvalues are zero")
     if callable(scoring.tail):
         fit = scoring.tail(spectrum.eigenvalues)
-        if not isinstance(fit, TailFit) or not math.isfinite(fit.xmin):
+        if not isinstance(fit, TailFit) or not math.isfinite(fit.xmin) or fit.num_tail < 1:
             raise ScoreError(f"a tail function must return a finite TailFit, got {fit!r} from {scoring.tail!r}")
         xmin = spectrum.from_units(fit.xmin)
         lowest = xmin

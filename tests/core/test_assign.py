@@ -114,6 +114,16 @@ def test_sigmoid_stays_finite_for_scores_far_apart_and_around_1():
     assert scales == pytest.approx({"a": 0.1, "b": 1.0, "c": 10.0}, rel=1e-12)
 
 
+def test_sigmoid_stays_finite_for_ranges_as_wide_as_floats_go():
+    for ends in ((1e-200, 1e200), (5e-324, 1.7e308), (1.7e308, 5e-324)):
+        scales = assign(SCORES, assignment="sigmoid", scale_range=ends, turned=True)
+        assert all(0 < scale < math.inf for scale in scales.values())
+
+
+def test_power_of_scores_that_differ_in_the_last_bit_gives_1():
+    assert assign({"a": 3.0, "b": math.nextafter(3.0, 9.0)}, assignment="power") == {"a": 1.0, "b": 1.0}
+
+
 @pytest.mark.parametrize("score", [0.0, -3.0])
 def test_power_of_a_score_not_above_0_is_refused_with_its_layer(score):
     with pytest.raises(ScoreError, match=f"layer 'bad': assignment 'power' needs scores > 0, got {score:.6g}"):
@@ -169,6 +179,7 @@ def test_log2_of_a_score_not_above_1_is_refused_with_its_layer(others, score):
         (),
         None,
         0.5,
+        ("a", "b"),
     ],
     ids=str,
 )

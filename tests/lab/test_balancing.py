@@ -57,3 +57,9 @@ def test_what_does_not_matter_to_a_method_does_not_make_another_run():
 def test_values_out_of_range_are_refused_with_the_rule(kind, name, value):
     with pytest.raises(ValueError, match=f"{name} must be {BALANCING_RULES[name][0]}, got"):
         kind.from_dict({name: value})
+
+
+def test_windows_may_be_a_number_in_a_file_and_a_range_must_be_two():
+    assert Recipe.from_dict({"windows": 8}).windows == "8"
+    with pytest.raises(ValueError, match=r"decay_range must be two numbers, got \(0\.5,\)"):
+        Recipe(decay_range=(0.5,))

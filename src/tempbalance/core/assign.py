@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Literal, get_args
 
 from tempbalance.errors import ScoreError
@@ -15,6 +16,7 @@ AssignmentFunction = Callable[[dict[str, float], ScaleRange], Mapping[str, float
 
 _CLIPPED = ("linear", "step", "power")  # that map onto the range; the others only look at its width, or not at it
 _STEEPNESS = 10.0  # tau of the sigmoid
+_LARGEST = 300.0  # exponent of ten, far from where floats end
 
 
 def check_assignment(
@@ -35,7 +37,7 @@ def check_assignment(
         names = ", ".join(get_args(AssignmentName))
         raise ValueError(f"assignment must be one of {names} or a callable, got {assignment!r}")
     is_pair = isinstance(scale_range, tuple | list) and len(scale_range) == 2
-    is_pair = is_pair and all(0 < scale < math.inf for scale in scale_range)
+    is_pair = is_pair and all(isinstance(scale, Real) and 0 < scale < math.inf for scale in scale_range)
     if not is_pair or (not turned and scale_range[0] > scale_range[1]):
         rule = "two numbers above 0" if turned else "a pair with 0 < low <= high"
         raise ValueError(f"{name} must be {rule}, got {scale_range!r}")
@@ -142,15 +144,18 @@ def _step(scores: list[float], scale_range: ScaleRange) -> list[float]:
 def _power(scores: list[float], scale_range: ScaleRange) -> list[float]:
     # c a^p through both ends: linear in the logarithms
     ends = (math.log(scale_range[0]), math.log(scale_range[1]))
-    logs = _linear([math.log(score) for score in scores], ends)
-    return [_clip(math.exp(each), scale_range) for each in logs]
+    logs = [math.log(score) for score in scores]
+    if min(logs) == max(logs):  # of scores that differ in the last bit
+        return [_clip(1.0, scale_range)] * len(scores)
+    return [_clip(math.exp(each), scale_range) for each in _linear(logs, ends)]
 
 
 def _sigmoid(scores: list[float], scale_range: ScaleRange) -> list[float]:
-    strength = math.log10(scale_range[1] / scale_range[0])
+    strength = math.log10(scale_range[1]) - math.log10(scale_range[0])
     mean = math.fsum(score / len(scores) for score in scores)  # divided first: a sum may overflow
     # sigmoid(x) - 1/2 = tanh(x / 2) / 2, which no x overflows
-    return [math.pow(10, strength * math.tanh(_STEEPNESS * (score / 2 - mean / 2)) / 2) for score in scores]
+    exponents = [strength * math.tanh(_STEEPNESS * (score / 2 - mean / 2)) / 2 for score in scores]
+    return [math.pow(10, min(max(each, -_LARGEST), _LARGEST)) for each in exponents]
 
 
 _FUNCTIONS: dict[str, Callable[[list[float], ScaleRange], list[float]]] = {

@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tempbalance.core.tail import Array, TailFunction, TailName, fit_tail
+from tempbalance.core.tail import Array, TailFit, TailFunction, TailName, fit_tail
+from tempbalance.errors import ScoreError
 
 _SMALL_SIDE = 12  # below it the law is off by 1 to 20 %, and simulating costs little
 _NUM_ANGLES = 2**16  # at which the law is tabulated: quantiles to 1e-6
@@ -39,6 +40,7 @@ _SMALL_SIZE = 2**17  # entries of the Gram matrices that are simulated below it:
 _NUM_SPECTRA = 64
 _LEAST_SPECTRA = 8
 _NUM_DRAWN = 2**18  # eigenvalues in all spectra together, beyond which there are fewer spectra
+_NUM_POOLED = 2**16  # eigenvalues of more slices than have so many are taken for as many
 _SEED = 0
 _PER_WAVE = 16  # points at which a wave is worked out, straight lines between them
 
@@ -57,19 +59,35 @@ def random_alpha(
         rows: Of a matrix.
         columns: Of a matrix.
         num_slices: How many matrices are pooled.
-        tail: As in `fit_tail`; a function has to be hashable and is called with `random_eigenvalues`.
+        tail: As in `fit_tail`; a function is called with `random_eigenvalues`, once for each shape.
         tail_fraction: As in `fit_tail`.
 
     Raises:
         ValueError: If an option is out of range.
         TailError: If there are too few eigenvalues for a fit.
+        ScoreError: If a function gives what is no fit.
 
     Example:
         >>> round(random_alpha(rows=512, columns=512), 1), round(random_alpha(rows=64, columns=2048), 1)
         (2.1, 7.6)
     """
     side, length = _sides(rows, columns, num_slices)
+    if callable(tail):
+        return _alpha(side, length, num_slices, _Function(tail), tail_fraction)
     return _alpha(side, length, num_slices, tail, tail_fraction)
+
+
+class _Function:
+    """A tail function that equals itself alone, whatever it is."""
+
+    def __init__(self, tail: TailFunction) -> None:
+        self.tail = tail
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Function) and other.tail is self.tail
+
+    def __hash__(self) -> int:
+        return id(self.tail)
 
 
 def random_eigenvalues(*, rows: int, columns: int, num_slices: int = 1) -> Tensor:
@@ -103,10 +121,15 @@ def _sides(rows: int, columns: int, num_slices: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _alpha(side: int, length: int, num_slices: int, tail: TailName | TailFunction, tail_fraction: float) -> float:
-    if callable(tail) or (tail == "median" and side >= _SMALL_SIDE):
+def _alpha(side: int, length: int, num_slices: int, tail: TailName | _Function, tail_fraction: float) -> float:
+    num_slices = min(num_slices, max(1, _NUM_POOLED // side))
+    if isinstance(tail, _Function) or (tail == "median" and side >= _SMALL_SIDE):
         spectrum = random_eigenvalues(rows=side, columns=length, num_slices=num_slices)
-        return fit_tail(spectrum, tail=tail, tail_fraction=tail_fraction).alpha
+        function = tail.tail if isinstance(tail, _Function) else tail
+        fit = fit_tail(spectrum, tail=function, tail_fraction=tail_fraction)
+        if not isinstance(fit, TailFit) or not 0 < fit.alpha < math.inf:
+            raise ScoreError(f"a tail function must return a TailFit with alpha > 0, got {fit!r} of random eigenvalues")
+        return fit.alpha
     if tail == "median":
         num_spectra = max(1, _SMALL_SIZE // (num_slices * side**2))
     else:

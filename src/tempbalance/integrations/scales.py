@@ -11,8 +11,9 @@ from torch import nn
 from tempbalance.groups import LABEL
 from tempbalance.scheduler import TempBalance
 
-# options of TempBalance that go by its own calls of `step`, of which there are none, or by its own optimizer's groups
-TAKES_TIME = ("background", "lag", "blend", "balance")
+# options of TempBalance that go by its own calls of `step`, by its own state or by its own optimizer's groups, none of
+# which a trainer has that keeps its rates to itself
+TAKES_TIME = ("background", "lag", "smooth", "blend", "balance")
 
 
 def scales_alone(groups: Sequence[dict[str, Any]], model: nn.Module, **options: Any) -> TempBalance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,13 @@ class BalancingTask(Task):
     blend: int = 1
     group_by: str | None = None
     decay_range: tuple[float, float] | None = None
+
+    @classmethod
+    def checked(cls, options: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+        """As of every recipe; windows may be a number."""
+        if type(options.get("windows")) is int:
+            options = {**options, "windows": str(options["windows"])}
+        return super().checked(options, where=where)
 
 
 UNUSED_ALONE = {"scale_range", "assignment", "keep_mean", "shrink", "smooth", "blend", "group_by", "decay_range"}

@@ -103,7 +103,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
             number = math.nan
         if math.isfinite(number):
             return number
-    elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+    elif kind is not tuple and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
     raise ValueError(f"{name} must be {_KINDS[kind]}, got {value!r}")
 
