@@ -28,7 +28,7 @@ from tempbalance.table import DiagnosisRow
 MIN_ADAPTER_EIGENVALUES = 8  # a product of LoRA factors has r eigenvalues, and r is rarely as large as 50
 # Bytes of weights, copies and Gram matrices under way at a time, beside twice the largest weight: with torch itself,
 # 250 MB, a weight that waits and what the allocator keeps, this stays below 512 MB and four times the largest
-_MEMORY = 128 * 2**20
+_MEMORY = 176 * 2**20
 _SCORES: tuple[ScoreName, ...] = ("spectral_norm", "stable_rank", "alpha_weighted", "log_alpha_norm", "entropy")
 
 
