@@ -37,12 +37,16 @@ def check_assignment(
         names = ", ".join(get_args(AssignmentName))
         raise ValueError(f"assignment must be one of {names} or a callable, got {assignment!r}")
     is_pair = isinstance(scale_range, tuple | list) and len(scale_range) == 2
-    is_pair = is_pair and all(isinstance(scale, Real) and 0 < scale < math.inf for scale in scale_range)
+    is_pair = is_pair and all(map(_is_scale, scale_range))
     if not is_pair or (not turned and scale_range[0] > scale_range[1]):
         rule = "two numbers above 0" if turned else "a pair with 0 < low <= high"
         raise ValueError(f"{name} must be {rule}, got {scale_range!r}")
     if scale_range[0] > scale_range[1] and assignment in ("sqrt", "log2"):
         raise ValueError(f"{name} must have low <= high with assignment {assignment!r}, got {scale_range!r}")
+
+
+def _is_scale(value: object) -> bool:
+    return isinstance(value, Real) and 0 < float(value) < math.inf
 
 
 def assign(
