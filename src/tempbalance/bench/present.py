@@ -63,7 +63,7 @@ def to_markdown(results: Results) -> str:
 
 
 def _speed_table(measured: list[Times]) -> ResultTable:
-    columns = ("network", "tail", "seconds", f"times as fast as {REFERENCE}", f"as {WEIGHTWATCHER}")
+    columns = ("network", "tail", "seconds", f"times as fast as {REFERENCE}", f"as fast as {WEIGHTWATCHER}")
     rows: list[list[Entry]] = []
     for times, tail in product(measured, TAILS):
         step = times.ratio(tail, STEP)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -14,6 +15,13 @@ from tempbalance.lab.measure import Measure
 from tempbalance.lab.options import Rule, check_options, read_options
 
 T = TypeVar("T", bound="Task")
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    found = get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    return {name: found[name] for name in sorted(names, key=lambda name: name not in kind.__annotations__)}
 
 
 @dataclass(frozen=True)
@@ -111,9 +119,7 @@ class Task:
     @classmethod
     def hints(cls) -> dict[str, Any]:
         """The type of each option, the kind's own ones first."""
-        found = get_type_hints(cls)
-        names = [field.name for field in dataclasses.fields(cls)]
-        return {name: found[name] for name in sorted(names, key=lambda name: name not in cls.__annotations__)}
+        return _hints(cls)
 
     @classmethod
     def from_dict(cls: type[T], options: Mapping[str, Any]) -> T:
