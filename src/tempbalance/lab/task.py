@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -17,11 +16,7 @@ from tempbalance.lab.options import Rule, check_options, read_options
 T = TypeVar("T", bound="Task")
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    found = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
-    return {name: found[name] for name in sorted(names, key=lambda name: name not in kind.__annotations__)}
+_HINTS: dict[type, dict[str, Any]] = {}  # of kinds, once asked for: to work them out takes milliseconds
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,12 @@ class Task:
     @classmethod
     def hints(cls) -> dict[str, Any]:
         """The type of each option, the kind's own ones first."""
-        return _hints(cls)
+        if cls not in _HINTS:
+            found = get_type_hints(cls)
+            names = [field.name for field in dataclasses.fields(cls)]
+            own_first = sorted(names, key=lambda name: name not in cls.__annotations__)
+            _HINTS[cls] = {name: found[name] for name in own_first}
+        return _HINTS[cls]
 
     @classmethod
     def from_dict(cls: type[T], options: Mapping[str, Any]) -> T:
