@@ -521,7 +521,8 @@ class TempBalance(LRScheduler):
         def find() -> list[Layer]:
             check()
             layers = find_layers(self.model)
-            options["groups"] = [unit_of(layer.name, self.comparing.group_by) for layer in layers]
+            if callable(self.comparing.group_by):  # whose text says nothing of what it does
+                options["groups"] = [unit_of(layer.name, self.comparing.group_by) for layer in layers]
             return layers
 
         options = self._options()
