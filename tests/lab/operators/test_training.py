@@ -124,7 +124,7 @@ def test_training_learns_to_shift():
     found = OperatorTraining(task, make_data("advection", **options, seed=0))
     metrics, _ = found.epoch(1)
     assert metrics["test_nrmse"] < 15
-    assert OperatorTraining(task, make_data("advection", **options, seed=0))._test_error(0) > 50
+    assert OperatorTraining(task, make_data("advection", **options, seed=0)).evaluate()["test_nrmse"] > 50
 
 
 def test_seeds_give_other_weights_and_batches_of_the_same_data():

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tempbalance.lab.balancing import BALANCING_RULES, UNUSED_ALONE, BalancingTask
+from tempbalance.lab.balancing import BALANCING_RULES
+from tempbalance.lab.iterations.recipe import IterationsTask
 from tempbalance.lab.language.text import DATASETS, TOKENS, TextData, check_text, count_steps, load_text
 from tempbalance.lab.measure import Measure
-from tempbalance.lab.methods import find_method
 from tempbalance.lab.names import pretty
 from tempbalance.lab.options import ASSIGNMENTS, RULES, SCORES, TAILS
 from tempbalance.report.text import shown
@@ -23,7 +22,7 @@ _COUNTS = ("iterations", "evaluate_every", "layers", "width", "head", "inner", "
 
 
 @dataclass(frozen=True)
-class LanguageRecipe(BalancingTask):
+class LanguageRecipe(IterationsTask):
     """What language model to train on which text, how, and from which seed. Defaults are the paper's.
 
     Attributes:
@@ -108,21 +107,6 @@ class LanguageRecipe(BalancingTask):
     def name(self) -> str:
         """Short; with a word where it sees the words that it is to tell."""
         return super().name if self.causal else f"{super().name}-looks-ahead"
-
-    @property
-    def num_epochs(self) -> int:
-        """How many evaluations there are."""
-        return math.ceil(self.iterations / self.evaluate_every)
-
-    @property
-    def is_balanced(self) -> bool:
-        """Whether layers get scales; otherwise they are only scored."""
-        return find_method(self.method).balanced
-
-    @property
-    def unused(self) -> set[str]:
-        """Options of balancing, where there is none."""
-        return set() if self.is_balanced else {"interval", *UNUSED_ALONE}
 
     @property
     def pace(self) -> tuple[Any, ...]:

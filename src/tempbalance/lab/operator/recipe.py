@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tempbalance.lab.balancing import BALANCING_RULES, UNUSED_ALONE, BalancingTask
+from tempbalance.lab.balancing import BALANCING_RULES
+from tempbalance.lab.iterations.recipe import IterationsTask
 from tempbalance.lab.measure import Measure
-from tempbalance.lab.methods import find_method
 from tempbalance.lab.names import pretty
 from tempbalance.lab.operator.data import EQUATIONS, GRIDS
 from tempbalance.lab.options import ASSIGNMENTS, RULES, SCORES, TAILS
@@ -21,7 +20,7 @@ _SHARED = (
 
 
 @dataclass(frozen=True)
-class OperatorRecipe(BalancingTask):
+class OperatorRecipe(IterationsTask):
     """A Fourier neural operator that learns what an equation makes of its initial condition.
 
     Attributes:
@@ -96,21 +95,6 @@ class OperatorRecipe(BalancingTask):
         super().__post_init__()
         if self.modes > self.grid // 2:
             raise ValueError(f"modes must be at most half of grid, which is {self.grid}, got {self.modes!r}")
-
-    @property
-    def num_epochs(self) -> int:
-        """How many evaluations there are."""
-        return math.ceil(self.iterations / self.evaluate_every)
-
-    @property
-    def is_balanced(self) -> bool:
-        """Whether layers get scales; otherwise they are only scored."""
-        return find_method(self.method).balanced
-
-    @property
-    def unused(self) -> set[str]:
-        """Options of balancing, where there is none."""
-        return set() if self.is_balanced else {"interval", *UNUSED_ALONE}
 
     @property
     def pace(self) -> tuple[Any, ...]:

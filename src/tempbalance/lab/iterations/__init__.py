@@ -1,0 +1,1 @@
+"""What trainings that count in iterations have in common; they are evaluated every so many."""
