@@ -202,6 +202,7 @@ ARROWS = {
                  "runlog"},
     "lab.telling": {"lab.findings", "lab.methods", "lab.study", "lab.tables", "report", "report.page",
                     "report.study_page", "runlog"},
+    "lab.ways": {"lab.findings", "lab.point", "lab.points", "lab.present", "lab.study"},
     "lab.studies.__init__": set(),
     "terminal": {"report.text"},
     "report.bench_chart": {"report.look", "report.study_data", "report.study_look"},
@@ -231,7 +232,7 @@ ARROWS = {
 
 # what any study may know: adding one takes a file and no line here
 STUDY = {"core.tail", "lab.findings", "lab.names", "lab.options", "lab.paper.statements", "lab.point", "lab.points",
-         "lab.present", "lab.recipe", "lab.study", "lab.tables", "report.study_alphas", "report.study_data",
+         "lab.present", "lab.recipe", "lab.study", "lab.tables", "lab.ways", "report.study_alphas", "report.study_data",
          "report.study_exponent", "report.study_layers", "report.study_matrices", "report.study_steps",
          "report.study_timing", "runlog"}  # fmt: skip
 

@@ -72,34 +72,6 @@ def varied(points: Sequence[Point], name: str, values: Sequence[Any]) -> list[Po
     ]
 
 
-FAIR = {"reference": "random", "keep_mean": True}
-FAIR_NOTE = "Fair: alpha over that of a random matrix of the same shape, and scales divided by their mean."
-_SMALLER = {"laptop": {"width": 0.125, "limit": 4_000}}  # of a study of many ways, that is to end within an hour
-
-
-def variants(preset: Preset, ways: Mapping[str, Mapping[str, Any]]) -> list[Point]:
-    """ResNet18 at the settings that the paper found best for TB, trained in several ways; no number of the paper's.
-
-    Args:
-        preset: On a laptop, Fashion-MNIST in place of CIFAR-10 and half the preset's width.
-        ways: Options by what the way is called, which stands in the place of a method; the smallest preset has the
-            first three.
-    """
-    found = best_points("main", datasets=("cifar10", "cifar100"), models=("resnet18",), methods=("tb",))
-    small = reduced(found, preset, {"cifar10": "fashion_mnist"})
-    return [
-        replace(
-            point,
-            cell={**point.cell, "method": name},
-            options={"method": "tb", **point.options, **_SMALLER.get(preset.name, {}), **options},
-            paper=None,
-            is_best=False,
-        )
-        for point in small
-        for name, options in list(ways.items())[: 3 if preset.name == "smoke" else None]
-    ]
-
-
 def reduced(
     points: Sequence[Point], preset: Preset, data: Mapping[str, str], *, models: Sequence[str] = ()
 ) -> list[Point]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from tempbalance.lab.findings import Findings
 from tempbalance.lab.point import Point, Preset
-from tempbalance.lab.points import FAIR, FAIR_NOTE
 from tempbalance.lab.present import accuracies_with, lines
 from tempbalance.lab.study import Presentation, Study
+from tempbalance.lab.ways import FAIR, FAIR_NOTE
 
 _EQUATIONS = ("burgers", "advection")
 _VARIANTS: dict[str, dict[str, Any]] = {
