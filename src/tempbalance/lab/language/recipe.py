@@ -7,18 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tempbalance.lab.balancing import BALANCING_RULES
-from tempbalance.lab.iterations.recipe import IterationsTask
+from tempbalance.lab.iterations.recipe import COUNT, IterationsTask
 from tempbalance.lab.language.text import DATASETS, TOKENS, TextData, check_text, count_steps, load_text
 from tempbalance.lab.measure import Measure
 from tempbalance.lab.names import pretty
-from tempbalance.lab.options import ASSIGNMENTS, RULES, SCORES, TAILS
+from tempbalance.lab.options import RULES
 from tempbalance.report.text import shown
 
 _SHARE = ("at least 0 and below 1", lambda value: 0 <= value < 1)
-_COUNT = ("at least 1", lambda value: value >= 1)
-_SHARED = ("dataset", "seed", "lr", "batch_size", "scale_range", "tail_fraction", "min_eigenvalues", "interval")
-_COUNTS = ("iterations", "evaluate_every", "layers", "width", "head", "inner", "sequence")
 
 
 @dataclass(frozen=True)
@@ -31,9 +27,6 @@ class LanguageRecipe(IterationsTask):
         model: ``tensorized``, the paper's, or ``gpt``.
         causal: Whether positions see only earlier ones; without it the network is as published, and looks ahead.
         method: ``adam`` or ``tb+adam``, both with a cosine.
-        seed: All randomness follows from it and the iteration.
-        iterations: How long.
-        lr: Initial rate.
         batch_size: Sequences an iteration.
         layers: How many blocks.
         width: Of what goes from block to block.
@@ -43,30 +36,24 @@ class LanguageRecipe(IterationsTask):
         dropout: Its probability.
         betas: Of Adam.
         eps: Of Adam.
-        scale_range: Smallest and largest scale of a balanced method.
-        interval: Iterations between balancings; without balancing layers are scored with every evaluation.
-        tail, tail_fraction, score, assignment, score_first, score_last, min_eigenvalues: As for
-            `tempbalance.TempBalance`.
-        evaluate_every: Iterations between evaluations, each of which is an epoch in the run's logs.
+        interval, evaluate_every: In iterations; these and all others are as of `IterationsTask`.
     """
 
     kind: ClassVar[str] = "language"
     measure: ClassVar[Measure] = Measure("test_perplexity", "perplexity", is_lower_better=True)
     rules: ClassVar = {
-        **{name: RULES[name] for name in _SHARED},
-        **BALANCING_RULES,
-        **dict.fromkeys(_COUNTS, _COUNT),
+        **IterationsTask.rules,
+        **dict.fromkeys(("layers", "width", "head", "inner", "sequence"), COUNT),
+        "dataset": RULES["dataset"],
         "dropout": _SHARE,
         "betas": ("two numbers of at least 0 and below 1", lambda value: all(0 <= each < 1 for each in value)),
         "eps": ("> 0", lambda value: value > 0),
     }
     choices: ClassVar = {
+        **IterationsTask.choices,
         "tokens": TOKENS,
         "model": ("tensorized", "gpt"),
         "method": ("adam", "tb+adam"),
-        "tail": TAILS,
-        "score": SCORES,
-        "assignment": ASSIGNMENTS,
     }
     result_names: ClassVar[tuple[str, ...]] = ("test_perplexity", "valid_perplexity", "num_balancings", "seconds")
 
@@ -74,10 +61,7 @@ class LanguageRecipe(IterationsTask):
     tokens: str = "words"
     model: str = "tensorized"
     causal: bool = True
-    method: str = "tb+adam"
-    seed: int = 43
     iterations: int = 40_000
-    lr: float = 1e-3
     batch_size: int = 120
     layers: int = 3
     width: int = 256
@@ -87,15 +71,6 @@ class LanguageRecipe(IterationsTask):
     dropout: float = 0.3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    scale_range: tuple[float, float] = (0.5, 1.5)
-    interval: int = 50
-    tail: str = "median"
-    tail_fraction: float = 0.5
-    score: str = "alpha"
-    assignment: str = "linear"
-    score_first: bool = False
-    score_last: bool = False
-    min_eigenvalues: int = 50
     evaluate_every: int = 500
 
     def __post_init__(self) -> None:

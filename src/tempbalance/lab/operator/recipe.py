@@ -5,18 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tempbalance.lab.balancing import BALANCING_RULES
-from tempbalance.lab.iterations.recipe import IterationsTask
+from tempbalance.lab.iterations.recipe import COUNT, IterationsTask
 from tempbalance.lab.measure import Measure
 from tempbalance.lab.names import pretty
 from tempbalance.lab.operator.data import EQUATIONS, GRIDS
-from tempbalance.lab.options import ASSIGNMENTS, RULES, SCORES, TAILS
-
-_COUNT = ("at least 1", lambda value: value >= 1)
-_SHARED = (
-    "seed", "lr", "weight_decay", "batch_size", "scale_range", "tail_fraction", "min_eigenvalues", "interval", "limit",
-    "test_limit",
-)  # fmt: skip
+from tempbalance.lab.options import RULES
 
 
 @dataclass(frozen=True)
@@ -27,7 +20,6 @@ class OperatorRecipe(IterationsTask):
         dataset: ``burgers`` or ``advection``, solved by the run itself.
         model: ``fno``.
         method: ``adam`` or ``adamw``, alone or with ``tb+`` before it, all with a cosine.
-        seed: Weights and batches follow from it and the iteration.
         data_seed: What initial conditions are drawn from.
         limit: Solutions to train on; fewer are the first of more.
         test_limit: Others to test on.
@@ -39,36 +31,28 @@ class OperatorRecipe(IterationsTask):
         lr: Initial rate; the default was best for Adam alone, on other data.
         batch_size: Solutions a step; all of them where there are fewer.
         weight_decay: Of the optimizer.
-        scale_range: Smallest and largest scale of a balanced method.
-        interval: Iterations between balancings; without balancing layers are scored with every evaluation.
-        tail, tail_fraction, score, assignment, score_first, score_last, min_eigenvalues: As for
-            `tempbalance.TempBalance`.
-        evaluate_every: Iterations between evaluations, each of which is an epoch in the run's logs.
+        interval, evaluate_every: In iterations; these and all others are as of `IterationsTask`.
     """
 
     kind: ClassVar[str] = "operator"
     measure: ClassVar[Measure] = Measure("test_nrmse", "nRMSE", "%", "points", is_lower_better=True)
     rules: ClassVar = {
-        **{name: RULES[name] for name in _SHARED},
-        **BALANCING_RULES,
-        **dict.fromkeys(("width", "modes", "blocks", "iterations", "evaluate_every"), _COUNT),
+        **IterationsTask.rules,
+        **{name: RULES[name] for name in ("weight_decay", "limit", "test_limit")},
+        **dict.fromkeys(("width", "modes", "blocks"), COUNT),
         "data_seed": RULES["seed"],
         "grid": (f"one of {', '.join(map(str, GRIDS))}", lambda value: value in GRIDS),
     }
     choices: ClassVar = {
+        **IterationsTask.choices,
         "dataset": tuple(EQUATIONS),
         "model": ("fno",),
         "method": ("adam", "tb+adam", "adamw", "tb+adamw"),
-        "tail": TAILS,
-        "score": SCORES,
-        "assignment": ASSIGNMENTS,
     }
     result_names: ClassVar[tuple[str, ...]] = ("test_nrmse", "train_loss", "num_balancings", "seconds")
 
     dataset: str = "burgers"
     model: str = "fno"
-    method: str = "tb+adam"
-    seed: int = 43
     data_seed: int = 0
     limit: int = 64
     test_limit: int = 200
@@ -78,18 +62,8 @@ class OperatorRecipe(IterationsTask):
     blocks: int = 4
     iterations: int = 500
     lr: float = 2e-3
-    batch_size: int = 16
     weight_decay: float = 0.0
-    scale_range: tuple[float, float] = (0.5, 1.5)
     interval: int = 20
-    tail: str = "median"
-    tail_fraction: float = 0.5
-    score: str = "alpha"
-    assignment: str = "linear"
-    score_first: bool = False
-    score_last: bool = False
-    min_eigenvalues: int = 50
-    evaluate_every: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
