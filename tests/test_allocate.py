@@ -19,7 +19,7 @@ from tempbalance.allocate import allocate
 from tempbalance.cli import app
 from tempbalance.diagnosis import diagnose
 from tempbalance.table import LayerRow, LayerTable, PartRow
-from tests.cases import mlp
+from tests.cases import assert_bad_usage, mlp
 from tests.hostile import CASES, build_case
 
 
@@ -429,11 +429,7 @@ def test_an_allocation_replaces_neither_the_checkpoint_nor_what_is_no_file(check
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, message):
-    result = run(checkpoint, *arguments)
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert result.stdout == ""
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert_bad_usage(run(checkpoint, *arguments), message)
 
 
 @pytest.mark.parametrize("name", sorted(CASES)[:3])

@@ -4,12 +4,10 @@ import copy
 import io
 import math
 import pickle
-import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 
@@ -19,7 +17,7 @@ from tempbalance import Layer, TempBalance, TempBalanceError, param_groups
 from tempbalance.budget import Ledger, Spending, change, sample
 from tempbalance.core.matrices import cut_matrix
 from tempbalance.integrations.logs import LayerLog, layer_scalars
-from tests.cases import mlp
+from tests.cases import load_through_files, mlp
 from tests.schedules import rates_of, shake
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:scheduler.step")
@@ -371,12 +369,7 @@ def test_a_state_goes_through_torchs_distributed_checkpoints(clock, tmp_path, st
     model, scheduler = build(start=start)
     go_on(clock, model, scheduler, range(40))
     _, fresh = build(start=start)
-    state = {"scheduler": fresh.state_dict()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process
-        state_dict_saver.save({"scheduler": scheduler.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
-        state_dict_loader.load(state, checkpoint_id=tmp_path, no_dist=True)
-    fresh.load_state_dict(state["scheduler"])
+    load_through_files(fresh, scheduler, tmp_path)
     assert_same(fresh.spending(), scheduler.spending())
     assert fresh.get_last_lr() == scheduler.get_last_lr()
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from tempbalance.cli import app
+from tests.cases import assert_bad_usage
 from tests.hostile import CASES, MARKER, VARIABLE, build_case
 from tests.test_diagnose import heavy, network
 
@@ -171,11 +172,7 @@ def test_a_page_and_figures_are_written_where_asked(checkpoint, tmp_path):
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, message):
-    result = run(checkpoint, *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stdout == ""
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert_bad_usage(run(checkpoint, *arguments), message)
 
 
 @pytest.mark.parametrize("name", CASES)

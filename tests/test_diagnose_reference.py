@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tempbalance.cli import app
 from tempbalance.core.random_alpha import random_alpha
 from tempbalance.diagnosis import diagnose
+from tests.cases import assert_bad_usage
 from tests.test_diagnose import heavy
 
 
@@ -107,7 +108,4 @@ def test_a_product_of_adapters_has_no_random_matrix_to_be_compared_with(tmp_path
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, message):
-    result = run(checkpoint, *arguments)
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert result.stdout == ""
+    assert_bad_usage(run(checkpoint, *arguments), message)

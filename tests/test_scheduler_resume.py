@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.optim import SGD
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -27,7 +26,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from tempbalance import TempBalance, param_groups
-from tests.cases import mlp, train_step
+from tests.cases import load_through_files, mlp, train_step
 from tests.schedules import OPTIMIZERS, SCHEDULES, advance, rates_of, scale_of, shake, small_mlp, two_rates
 
 # torch's own warns of a sequence on a copied optimizer, whose step is not wrapped any more
@@ -522,12 +521,7 @@ def test_a_state_goes_through_torchs_distributed_checkpoints_before_and_after_a_
         scheduler.optimizer.step()
         scheduler.step()
     fresh = build()
-    state = {"scheduler": fresh.state_dict()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process
-        state_dict_saver.save({"scheduler": scheduler.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
-        state_dict_loader.load(state, checkpoint_id=tmp_path, no_dist=True)
-    fresh.load_state_dict(state["scheduler"])
+    load_through_files(fresh, scheduler, tmp_path)
     assert fresh.last_scales == scheduler.last_scales
     assert fresh.get_last_lr() == scheduler.get_last_lr()
     assert fresh.last_epoch == 3

@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 from tempbalance.curvature import decay_exponent
 from tempbalance.lab.data import load_data
 from tempbalance.lab.errors import TrainingError
-from tempbalance.lab.loop import train_in
 from tempbalance.lab.matrices.penalty import covariance_eigenvalues, decay_penalty
 from tempbalance.lab.matrices.recipe import MatricesRecipe
 from tempbalance.lab.matrices.training import MatricesTraining, run
 from tempbalance.runlog import RunFolder
+from tests.lab.cut import train_one_epoch
 
 TASK = MatricesRecipe(
     dataset="digits", hidden=12, epochs=3, measure_every=2, batch_size=40, num_samples=60, num_eigenvalues=4, tau=3,
@@ -29,10 +29,6 @@ NAMES = ["output_covariance", "hidden_covariance", "hessian", "fisher", "ntk"]
 
 def train(folder, task=TASK):
     return run(task, folder, console=Console(quiet=True), device="cpu", threads=1)
-
-
-class StoppedError(Exception):
-    """As if the process had been killed."""
 
 
 def test_a_run_measures_after_its_epochs_and_says_what_it_found(tmp_path):
@@ -71,18 +67,7 @@ def test_the_hessian_is_that_of_the_training_loss_without_the_penalty():
 
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path):
     train(tmp_path / "whole")
-    training = MatricesTraining(TASK, DATA)
-    go_on = training.epoch
-
-    def stop_at_two(number):
-        if number == 2:
-            raise StoppedError
-        return go_on(number)
-
-    training.epoch = stop_at_two
-    with pytest.raises(StoppedError):
-        train_in(tmp_path / "cut", training, digest=DATA.digest(), say=lambda text: None)
-    assert len(RunFolder(tmp_path / "cut").metrics) == 1
+    train_one_epoch(tmp_path / "cut", MatricesTraining(TASK, DATA), digest=DATA.digest())
     train(tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").metrics == RunFolder(tmp_path / "whole").metrics
 

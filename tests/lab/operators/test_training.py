@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 
 from tempbalance.lab.errors import TrainingError
-from tempbalance.lab.loop import train_in
 from tempbalance.lab.operator.data import make_data
 from tempbalance.lab.operator.recipe import OperatorRecipe
 from tempbalance.lab.operator.training import OperatorTraining, relative_errors, run
 from tempbalance.runlog import RunFolder
+from tests.lab.cut import train_one_epoch
 
 TASK = OperatorRecipe(
     dataset="advection", limit=10, test_limit=6, grid=16, width=8, modes=4, blocks=2, iterations=10, evaluate_every=4,
@@ -29,10 +29,6 @@ def training(**options):
 
 def train(folder, task=TASK):
     return run(task, folder, console=Console(quiet=True), device="cpu", threads=1)
-
-
-class StoppedError(Exception):
-    """As if the process had been killed."""
 
 
 def test_the_error_is_the_mean_over_functions_of_the_errors_norm_over_the_functions():
@@ -64,18 +60,7 @@ def test_nothing_told_is_an_error_of_one():
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, options):
     task = dataclasses.replace(TASK, **options)
     train(tmp_path / "whole", task)
-    found = OperatorTraining(task, DATA)
-    go_on = found.epoch
-
-    def stop_at_two(number):
-        if number == 2:
-            raise StoppedError
-        return go_on(number)
-
-    found.epoch = stop_at_two
-    with pytest.raises(StoppedError):
-        train_in(tmp_path / "cut", found, digest=DATA.digest(), say=lambda text: None)
-    assert len(RunFolder(tmp_path / "cut").metrics) == 1
+    train_one_epoch(tmp_path / "cut", OperatorTraining(task, DATA), digest=DATA.digest())
     torch.rand(7)  # what others draw moves nothing
     train(tmp_path / "cut", task)
     cut, whole = RunFolder(tmp_path / "cut"), RunFolder(tmp_path / "whole")

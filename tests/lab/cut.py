@@ -1,0 +1,27 @@
+"""A run that is killed."""
+
+from pathlib import Path
+
+import pytest
+
+from tempbalance.lab.loop import Training, train_in
+from tempbalance.runlog import RunFolder
+
+
+class _StoppedError(Exception):
+    """As if the process had been killed."""
+
+
+def train_one_epoch(folder: Path, training: Training, *, digest: str) -> None:
+    """Train in a folder until the second epoch begins."""
+    go_on = training.epoch
+
+    def stop_at_two(number):
+        if number == 2:
+            raise _StoppedError
+        return go_on(number)
+
+    training.epoch = stop_at_two
+    with pytest.raises(_StoppedError):
+        train_in(folder, training, digest=digest, say=lambda text: None)
+    assert len(RunFolder(folder).metrics) == 1
