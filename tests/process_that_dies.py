@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.cases import train_step
+from tests.leaving import leave
 from tests.processes import balanced, batch, deep_mlp
 
 NUM_STEPS = 6
@@ -57,7 +58,7 @@ def main(folder: str, last_step: str, options: str) -> None:
     rates = run(model, json.loads(options), Path(folder) / "checkpoint.pt", before_step)
     weights = [parameter.tolist() for parameter in model.module.parameters()]
     (Path(folder) / f"{dist.get_rank()}.json").write_text(json.dumps([rates, weights]))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

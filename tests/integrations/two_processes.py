@@ -9,6 +9,7 @@ from accelerate.utils import DataLoaderConfiguration
 
 from tests.integrations.contract import Rates, Setting
 from tests.integrations.test_accelerate import Loop
+from tests.leaving import leave
 
 
 def rates(*, split_batches: bool) -> tuple[Rates, Loop]:
@@ -34,4 +35,4 @@ if __name__ == "__main__":
     }
     if loop.accelerator.is_main_process:
         (Path(sys.argv[1]) / "rates.json").write_text(json.dumps(found))
-    loop.accelerator.end_training()
+    leave()
