@@ -2,6 +2,7 @@ import math
 from statistics import fmean
 from threading import Thread, current_thread
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -335,6 +336,15 @@ def test_a_steep_tail_of_a_float32_layer_has_the_alpha_of_float64(shape):
         row = row_of(nn.Linear(2, 2), weight)
         assert row.alpha > 3.5
         assert row.alpha == pytest.approx(literal_fit(weight).alpha, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(200, 700), (256, 1024)], ids=str)
+@pytest.mark.parametrize("seed", range(24))
+def test_a_tail_that_float32_keeps_has_the_alpha_of_float64_with_room(shape, seed):
+    weight = torch.from_numpy(np.random.RandomState(seed).standard_t(3, shape)).float()
+    row = row_of(nn.Linear(2, 2), weight)
+    assert row.alpha < 3.5
+    assert row.alpha == pytest.approx(literal_fit(weight).alpha, rel=8e-7)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -332,12 +332,26 @@ def _solve(slices: Tensor, double: bool) -> _Solved:
     if exponent == _NOTHING:
         return _Solved(_zeros(gram.shape[0] * gram.shape[1]), _NOTHING, 0.0)
     try:
-        # LAPACK is faster with the half above the diagonal, by up to a quarter, but in float32 less exact
-        is_double = gram.dtype == torch.float64
-        values = torch.linalg.eigvalsh(gram.mT, UPLO="U") if is_double else torch.linalg.eigvalsh(gram)
+        values = _eigenvalues(gram)
     except RuntimeError as err:  # torch.linalg.LinAlgError
         raise WeightError(f"has no eigenvalues that LAPACK can find: {err}") from err
-    return _Solved(values.flatten().cpu().double(), exponent, eps)
+    return _Solved(values.flatten(), exponent, eps)
+
+
+def _eigenvalues(gram: Tensor) -> Tensor:
+    """Of each matrix, as float64 on the CPU; what lies above the diagonal is not looked at. One in float32 is changed.
+
+    LAPACK takes the matrix transposed, since it is faster with the half above the diagonal, by up to a quarter. Its
+    error is a share of the largest magnitude among eigenvalues: in float32 that is made smaller by taking them from
+    their mean, the diagonal's, so that alpha is off by a third less.
+    """
+    means = gram.new_zeros(1)
+    if gram.dtype != torch.float64:
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        means = diagonal.mean(dim=-1, keepdim=True)
+        diagonal -= means
+    values: Tensor = torch.linalg.eigvalsh(gram.mT, UPLO="U").cpu().double()
+    return values.add_(means.cpu())
 
 
 @torch.no_grad()
