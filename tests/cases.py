@@ -1,17 +1,16 @@
 """Small models and weights that many tests share."""
 
 import json
-import warnings
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from typer.testing import Result
 
-from tempbalance import TempBalance
+if TYPE_CHECKING:
+    from typer.testing import Result
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "reference.json").read_text())
 
@@ -45,17 +44,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.
     optimizer.step()
 
 
-def load_through_files(fresh: TempBalance, scheduler: TempBalance, folder: Path) -> None:
-    """Give a scheduler the state of another by way of torch.distributed's checkpoints."""
-    state = {"scheduler": fresh.state_dict()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process
-        state_dict_saver.save({"scheduler": scheduler.state_dict()}, checkpoint_id=folder, no_dist=True)
-        state_dict_loader.load(state, checkpoint_id=folder, no_dist=True)
-    fresh.load_state_dict(state["scheduler"])
-
-
-def assert_bad_usage(result: Result, message: str) -> None:
+def assert_bad_usage(result: "Result", message: str) -> None:
     """A command was refused as it stands: one line, exit code 2, nothing else."""
     assert result.exit_code == 2, result.output
     assert message in result.stderr

@@ -10,8 +10,8 @@ import torch.distributed as dist
 def leave() -> NoReturn:
     """End all of them once each has written what it found, without the interpreter's own end.
 
-    In that torch's threads now and then abort the process ("terminate called without an active exception"), long after
-    process groups were destroyed: once in some 200 runs here, in which a trainer was built more than once.
+    While the interpreter ends, torch's threads abort the process now and then ("terminate called without an active
+    exception"), although process groups are destroyed: once in some 200 runs of trainers here.
     """
     dist.barrier()
     dist.destroy_process_group()

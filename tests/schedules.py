@@ -3,9 +3,11 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -27,6 +29,7 @@ from torch.optim.lr_scheduler import (
 )
 from torch.optim.swa_utils import SWALR
 
+from tempbalance import TempBalance
 from tests.cases import mlp
 
 Build = Callable[[Optimizer], LRScheduler]
@@ -183,3 +186,13 @@ def rates_of(optimizer: Optimizer) -> list[float]:
 
 def scale_of(scheduler, group):
     return scheduler.last_scales.get(group.get("layer"), 1)
+
+
+def load_through_files(fresh: TempBalance, scheduler: TempBalance, folder: Path) -> None:
+    """Give a scheduler the state of another by way of torch.distributed's checkpoints."""
+    state = {"scheduler": fresh.state_dict()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        state_dict_saver.save({"scheduler": scheduler.state_dict()}, checkpoint_id=folder, no_dist=True)
+        state_dict_loader.load(state, checkpoint_id=folder, no_dist=True)
+    fresh.load_state_dict(state["scheduler"])

@@ -17,8 +17,8 @@ from tempbalance import Layer, TempBalance, TempBalanceError, param_groups
 from tempbalance.budget import Ledger, Spending, change, sample
 from tempbalance.core.matrices import cut_matrix
 from tempbalance.integrations.logs import LayerLog, layer_scalars
-from tests.cases import load_through_files, mlp
-from tests.schedules import rates_of, shake
+from tests.cases import mlp
+from tests.schedules import load_through_files, rates_of, shake
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:scheduler.step")
 

@@ -26,8 +26,18 @@ from torch.optim.lr_scheduler import (
 )
 
 from tempbalance import TempBalance, param_groups
-from tests.cases import load_through_files, mlp, train_step
-from tests.schedules import OPTIMIZERS, SCHEDULES, advance, rates_of, scale_of, shake, small_mlp, two_rates
+from tests.cases import mlp, train_step
+from tests.schedules import (
+    OPTIMIZERS,
+    SCHEDULES,
+    advance,
+    load_through_files,
+    rates_of,
+    scale_of,
+    shake,
+    small_mlp,
+    two_rates,
+)
 
 # torch's own warns of a sequence on a copied optimizer, whose step is not wrapped any more
 pytestmark = pytest.mark.filterwarnings("error", "ignore:Seems like `optimizer.step")

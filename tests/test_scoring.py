@@ -338,6 +338,18 @@ def test_a_steep_tail_of_a_float32_layer_has_the_alpha_of_float64(shape):
         assert row.alpha == pytest.approx(literal_fit(weight).alpha, rel=1e-6)
 
 
+@pytest.mark.parametrize("num_large", [5, 10, 15, 20, 40])
+@pytest.mark.parametrize("share", [0.0104, 0.0125, 0.016, 0.021, 0.035])
+def test_few_large_eigenvalues_over_a_narrow_bulk_leave_the_alpha_of_float64(num_large, share):
+    state, side = np.random.RandomState(0), 200
+    left, right = (np.linalg.qr(state.randn(side, side))[0] for _ in range(2))
+    for _ in range(5):
+        bulk = share * np.append(state.uniform(0.3, 1, side // 2), state.uniform(1, 1.3, side // 2 - num_large))
+        values = np.concatenate([bulk, state.uniform(0.5, 1, num_large - 1), [1]])
+        weight = torch.from_numpy((left * np.sqrt(values)) @ right).float()
+        assert row_of(nn.Linear(2, 2), weight).alpha == pytest.approx(literal_fit(weight).alpha, rel=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(200, 700), (256, 1024)], ids=str)
 @pytest.mark.parametrize("seed", range(24))
 def test_a_tail_that_float32_keeps_has_the_alpha_of_float64_with_room(shape, seed):

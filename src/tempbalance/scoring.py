@@ -19,7 +19,7 @@ from torch import Tensor
 from tempbalance.core.matrices import Cut, Part, Windows, check_windows, cut_fused, cut_windows
 from tempbalance.core.random_alpha import random_alpha
 from tempbalance.core.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
-from tempbalance.core.spectrum import DOUBT, FLAT, STEEP, Spectrum, check_weight, spectra
+from tempbalance.core.spectrum import DOUBT, FAR, FLAT, STEEP, Spectrum, check_weight, spectra
 from tempbalance.core.tail import TailFit, TailFunction, TailName, check_tail, fit_tail
 from tempbalance.errors import ScoreError, TailError, TempBalanceError
 from tempbalance.layers import Layer
@@ -292,9 +292,7 @@ def _judge(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
         if spectrum.largest == 0 or callable(scoring.score) or scoring.score in NEEDS_FIT:
             return True
     else:
-        lowest = spectrum.from_units(fit.xmin)
-        margin = DOUBT * spectrum.largest
-        if not spectrum.precise and (lowest <= margin or spectrum.largest - lowest <= margin or fit.alpha > STEEP):
+        if not spectrum.precise and _is_doubtful(fit, spectrum):
             return False
         job.fit = fit
     job.reason = ""  # a score that does not look at the tail does not need a fit
@@ -310,6 +308,14 @@ def _random_alpha(job: Job, scoring: Scoring) -> float:
     return random_alpha(
         rows=rows, columns=columns, num_slices=num_slices, tail=scoring.tail, tail_fraction=scoring.tail_fraction
     )
+
+
+def _is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
+    """Whether float32 may not be enough for a fit."""
+    lowest = spectrum.from_units(fit.xmin)
+    margin = DOUBT * max(1.0, fit.alpha - 1) * spectrum.largest
+    is_extreme = lowest <= margin or spectrum.largest - lowest <= margin or fit.alpha > STEEP
+    return is_extreme or FAR * lowest < float(spectrum.values.mean())
 
 
 def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:

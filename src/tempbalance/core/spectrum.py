@@ -27,10 +27,13 @@ from tempbalance.core.matrices import Part, cut_by_shape, cut_convolution
 from tempbalance.errors import WeightError
 
 # float32 resolves an eigenvalue to a few 1e-7 of the largest one. A threshold or a spread below this fraction of the
-# largest is worked out again in float64; above it, alpha in float32 is off by up to 1e-6 (docs/decisions/0002).
+# largest, times alpha - 1 where that is above 1, is worked out again in float64; above it, alpha in float32 is off by
+# up to 1e-6 (docs/decisions/0002).
 DOUBT = 1e-2
 # So is an alpha above this: the shorter the tail on the scale of logarithms, the more its errors count.
 STEEP = 3.5
+# And a threshold so many times below the eigenvalues' mean, half of which float32 takes them from.
+FAR = 5
 # A tail that spreads over less than this fraction is flat. A random matrix would have to be ten million times as long
 # as wide for that; in an orthogonal one, as initialisations make it in float32, eigenvalues are equal to about 1e-6.
 FLAT = 1e-3
@@ -342,16 +345,16 @@ def _eigenvalues(gram: Tensor) -> Tensor:
     """Of each matrix, as float64 on the CPU; what lies above the diagonal is not looked at. One in float32 is changed.
 
     LAPACK takes the matrix transposed, since it is faster with the half above the diagonal, by up to a quarter. Its
-    error is a share of the largest magnitude among eigenvalues: in float32 that is made smaller by taking them from
-    their mean, the diagonal's, so that alpha is off by a third less.
+    error grows with what eigenvalues are taken from: in float32 they are taken from half their mean, which is half the
+    diagonal's, closer than 0 to the middle of most spectra and not far from the small values of the others.
     """
-    means = gram.new_zeros(1)
+    origin = gram.new_zeros(1)
     if gram.dtype != torch.float64:
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        means = diagonal.mean(dim=-1, keepdim=True)
-        diagonal -= means
+        origin = diagonal.mean(dim=-1, keepdim=True) / 2
+        diagonal -= origin
     values: Tensor = torch.linalg.eigvalsh(gram.mT, UPLO="U").cpu().double()
-    return values.add_(means.cpu())
+    return values.add_(origin.cpu())
 
 
 @torch.no_grad()

@@ -113,12 +113,12 @@ class Task:
 
     @classmethod
     def hints(cls) -> dict[str, Any]:
-        """The type of each option, the kind's own ones first."""
+        """The type of each option, the kind's own ones first, as it declares them, then those of its bases."""
         if cls not in _HINTS:
             found = get_type_hints(cls)
-            names = [field.name for field in dataclasses.fields(cls)]
-            own_first = sorted(names, key=lambda name: name not in cls.__annotations__)
-            _HINTS[cls] = {name: found[name] for name in own_first}
+            names = {field.name for field in dataclasses.fields(cls)}
+            declared = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ())]
+            _HINTS[cls] = {name: found[name] for name in declared if name in names}
         return _HINTS[cls]
 
     @classmethod

@@ -33,13 +33,13 @@ def study_of_ways(
         caption: Of the table and the chart.
         on_laptop: The ways that a laptop has time for; none for all.
     """
+    few = {way: ways[way] for way in on_laptop or ways}
+    notes = [FAIR_NOTE] if any(FAIR.items() <= way.items() for way in ways.values()) else []
 
     def points(preset: Preset) -> list[Point]:
-        is_few = preset.name == "laptop" and on_laptop
-        return points_of_ways(preset, {way: ways[way] for way in on_laptop} if is_few else ways)
+        return points_of_ways(preset, few if preset.name == "laptop" else ways)
 
     def present(findings: Findings) -> Presentation:
-        notes = [FAIR_NOTE] if any("fair" in way for way in ways) else []
         return accuracies_with(findings, bars(findings, "method", title=chart), caption, notes=notes)
 
     return Study(

@@ -20,7 +20,7 @@ class IterationsTask(BalancingTask):
 
     Attributes:
         method: An optimizer, alone or with ``tb+`` before it, with a cosine.
-        seed: All randomness follows from it and the iteration.
+        seed: All randomness of the training follows from it.
         iterations: How long, in steps of the optimizer.
         lr: Initial rate.
         batch_size: Examples a step.

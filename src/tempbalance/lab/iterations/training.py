@@ -20,6 +20,8 @@ from tempbalance.runlog import Line
 
 T = TypeVar("T", bound=IterationsTask)
 
+_COUNTED = ("num_balancings", "seconds")  # of a result, by the training and by the loop
+
 
 class IterationsTraining(ABC, Generic[T]):
     """A network, its optimizer and its scheduler, as the loop trains them.
@@ -81,7 +83,7 @@ class IterationsTraining(ABC, Generic[T]):
 
     def result(self) -> Line:
         """What came out after the last iteration, and times; an epoch's are of training alone, without balancing."""
-        measured = {name: self.metrics[name] for name in self.task.result_names if name in self.metrics}
+        measured = {name: self.metrics[name] for name in self.task.result_names if name not in _COUNTED}
         means = {f"{name}_seconds": fmean(each) for name, each in self.timings.items() if each}
         spreads = {f"{name}_seconds_std": stdev(each) for name, each in self.timings.items() if len(each) > 1}
         return {**measured, **means, **spreads, "num_balancings": len(self.timings["balancing"])}

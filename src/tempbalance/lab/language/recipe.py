@@ -27,6 +27,7 @@ class LanguageRecipe(IterationsTask):
         model: ``tensorized``, the paper's, or ``gpt``.
         causal: Whether positions see only earlier ones; without it the network is as published, and looks ahead.
         method: ``adam`` or ``tb+adam``, both with a cosine.
+        seed: All randomness follows from it, the epoch and the iteration.
         batch_size: Sequences an iteration.
         layers: How many blocks.
         width: Of what goes from block to block.
@@ -61,6 +62,8 @@ class LanguageRecipe(IterationsTask):
     tokens: str = "words"
     model: str = "tensorized"
     causal: bool = True
+    method: str = "tb+adam"
+    seed: int = 43
     iterations: int = 40_000
     batch_size: int = 120
     layers: int = 3

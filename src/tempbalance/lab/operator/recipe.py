@@ -20,6 +20,7 @@ class OperatorRecipe(IterationsTask):
         dataset: ``burgers`` or ``advection``, solved by the run itself.
         model: ``fno``.
         method: ``adam`` or ``adamw``, alone or with ``tb+`` before it, all with a cosine.
+        seed: Weights and batches follow from it and the iteration.
         data_seed: What initial conditions are drawn from.
         limit: Solutions to train on; fewer are the first of more.
         test_limit: Others to test on.
@@ -53,6 +54,8 @@ class OperatorRecipe(IterationsTask):
 
     dataset: str = "burgers"
     model: str = "fno"
+    method: str = "tb+adam"
+    seed: int = 43
     data_seed: int = 0
     limit: int = 64
     test_limit: int = 200
