@@ -7,7 +7,9 @@ STAMP  := $(VENV)/.installed
 VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test test-vision check format clean demo
+.PHONY: test test-kills test-vision check format clean demo
+# pip compiles every file of every package, which takes a minute; Python compiles those that are used, when they are
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -15,15 +17,19 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(INSTALL) -e '.[dev]'
 	touch $@
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
 
+# sweeps whose processes are killed ten times, where the other tests kill one of each kind
+test-kills: $(STAMP)
+	TEMPBALANCE_KILLS=all $(BIN)/python -m pytest tests/lab/test_pool_kills.py tests/lab/test_cluster_kills.py
+
 $(VISION)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VISION)
-	$(VISION)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]' pytest timm ultralytics
+	$(VISION)/bin/python $(INSTALL) -e '.[lab]' pytest timm ultralytics
 	touch $@
 
 test-vision: $(VISION)/.installed

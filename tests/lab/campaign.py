@@ -54,6 +54,11 @@ def start_driver(root: Path, *address: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, __file__, str(root), *address], stdout=log, stderr=log)
 
 
+def chosen(kills: list[str]) -> list[str]:
+    """All of them where ``make test-kills`` asks for that, otherwise one of each kind."""
+    return kills if os.environ.get("TEMPBALANCE_KILLS") == "all" else list(dict.fromkeys(kills))
+
+
 def disturb(root: Path, *address: str, kills: list[str], find: Callable[[str, int], list[int]], seed: int) -> None:
     """Have all trained while something is killed at random instants, spread over most of the epochs.
 
