@@ -8,8 +8,7 @@ VISION := .venv-vision
 
 .DEFAULT_GOAL := test
 .PHONY: test test-kills test-vision check format clean demo
-# pip compiles every file of every package, which takes a minute; Python compiles those that are used, when they are
-INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
