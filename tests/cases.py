@@ -1,11 +1,14 @@
 """Small models and weights that many tests share."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -44,9 +47,31 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.
     optimizer.step()
 
 
-def assert_bad_usage(result: "Result", message: str) -> None:
-    """A command was refused as it stands: one line, exit code 2, nothing else."""
+@contextmanager
+def raises(error: type[Exception], *carried: object) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Expect an error whose text carries each of these names and values, however the sentence is worded."""
+    with pytest.raises(error) as caught:
+        yield caught
+    assert_carries(str(caught.value), *carried)
+
+
+@contextmanager
+def warns(category: type[Warning], *carried: object) -> Iterator[None]:
+    """Expect one warning of a category, whose text carries each of these names and values."""
+    with pytest.warns(category) as caught:
+        yield
+    texts = [str(each.message) for each in caught if issubclass(each.category, category)]
+    assert any(all(str(part) in text for part in carried) for text in texts), f"{carried} not in {texts}"
+
+
+def assert_carries(text: str, *carried: object) -> None:
+    missing = [str(part) for part in carried if str(part) not in text]
+    assert not missing, f"{missing} not in {text!r}"
+
+
+def assert_bad_usage(result: "Result", *carried: object) -> None:
+    """A command was refused: one line on stderr that carries these names and values, exit code 2, nothing else."""
     assert result.exit_code == 2, result.output
-    assert message in result.stderr
+    assert_carries(result.stderr, *carried)
     assert result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1
