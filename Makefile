@@ -1,29 +1,45 @@
-# Each target sets up what it needs. `make check` is what CI runs.
+# Each target installs what it needs. `make test` is the fast tier; `make check`, which CI runs, is everything.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
-# torchvision, which timm and ultralytics need, breaks other packages beside torch's CPU build: an environment of its own
+# torchvision, which timm and ultralytics need, breaks other packages beside torch's CPU build: a second environment
 VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test test-kills test-vision check format clean demo
+.PHONY: test test-kills test-vision check coverage format clean demo
+.PRECIOUS: $(VENV)/.installed-%
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST  := $(BIN)/python -m pytest -n auto
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) -m venv is not available: install it (Debian and Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python $(INSTALL) -e '.[dev]'
+# .installed-lab, .installed-test and .installed-dev: the extras of pyproject.toml
+$(VENV)/.installed-%: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python $(INSTALL) -e '.[$*]'
 	touch $@
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -n auto
+test: $(VENV)/.installed-test
+	$(PYTEST) -m 'not slow'
 
-# sweeps whose processes are killed ten times, where the other tests kill one of each kind
-test-kills: $(STAMP)
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST)
+
+# branch coverage of src/, processes that tests start included; the fast tier alone: make coverage TIER='-m "not slow"'
+coverage: $(VENV)/.installed-dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n auto $(TIER)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort=miss
+
+# kill the processes of sweeps ten times; the other tests kill one of each kind
+test-kills: $(VENV)/.installed-dev
 	TEMPBALANCE_KILLS=all $(BIN)/python -m pytest tests/lab/test_pool_kills.py tests/lab/test_cluster_kills.py
 
 $(VISION)/.installed: pyproject.toml constraints.txt
@@ -34,18 +50,12 @@ $(VISION)/.installed: pyproject.toml constraints.txt
 test-vision: $(VISION)/.installed
 	$(VISION)/bin/python -m pytest tests/vision
 
-check: $(STAMP)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto
-
-demo: $(STAMP)
+demo: $(VENV)/.installed-lab
 	$(BIN)/tempbalance compare --out runs/demo
 
-format: $(STAMP)
+format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VISION) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VISION) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* .import_linter_cache
