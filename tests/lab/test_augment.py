@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 
 from tempbalance.lab.augment import PAD, augment, batches, normalize
+from tests.cases import raises
 
 OPTIONS = {"batch_size": 8, "seed": 43, "epoch": 0, "crop": True, "flip": True, "mean": (0.0,), "std": (1 / 255,)}
 
@@ -77,7 +78,7 @@ def test_normalised_pixels_are_scaled_to_one_and_standardised_per_channel():
 
 @pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5,)), ((0.5,) * 3, (0.5,)), ((0.5,) * 3, (0.5, 0.0, 0.5))])
 def test_a_mean_or_deviation_that_does_not_fit_the_channels_is_refused(mean, std):
-    with pytest.raises(ValueError, match="must have 3 values"):
+    with raises(ValueError, 3):
         normalize(random_images(2, 3, 4, 4), mean, std)
 
 
@@ -131,10 +132,10 @@ def test_the_last_batch_has_what_remains_and_is_joined_to_the_one_before_if_that
 
 @pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("seed", -1), ("epoch", -1)])
 def test_an_option_out_of_range_is_refused_at_the_call(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be at least {value + 1}, got {value}"):
+    with raises(ValueError, name, value + 1, value):
         batches(random_images(4, 1, 4, 4), torch.arange(4), **{**OPTIONS, name: value})
 
 
 def test_labels_of_another_number_are_refused_at_the_call():
-    with pytest.raises(ValueError, match="got 3 labels for 4 images"):
+    with raises(ValueError, "3 labels", "4 images"):
         batches(random_images(4, 1, 4, 4), torch.arange(3), **OPTIONS)

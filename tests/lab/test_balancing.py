@@ -11,6 +11,7 @@ from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.operator.recipe import OperatorRecipe
 from tempbalance.lab.recipe import Recipe
 from tempbalance.scoring import ReferenceName
+from tests.cases import raises
 
 KINDS = (Recipe, LanguageRecipe, OperatorRecipe)
 
@@ -55,11 +56,11 @@ def test_what_does_not_matter_to_a_method_does_not_make_another_run():
 )  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_out_of_range_are_refused_with_the_rule(kind, name, value):
-    with pytest.raises(ValueError, match=f"{name} must be {BALANCING_RULES[name][0]}, got"):
+    with raises(ValueError, name, BALANCING_RULES[name][0]):
         kind.from_dict({name: value})
 
 
 def test_windows_may_be_a_number_in_a_file_and_a_range_must_be_two():
     assert Recipe.from_dict({"windows": 8}).windows == "8"
-    with pytest.raises(ValueError, match=r"decay_range must be two numbers, got \(0\.5,\)"):
+    with raises(ValueError, "decay_range", (0.5,)):
         Recipe(decay_range=(0.5,))

@@ -19,6 +19,7 @@ from tempbalance.lab.cluster import Cluster
 from tempbalance.lab.jobs import Ended, Executor, Job
 from tempbalance.lab.pool import Pool
 from tempbalance.runlog import write_whole
+from tests.cases import raises, warns
 from tests.lab.campaign import SETTINGS, assert_same_run, job, processes, short_folder, tasks, trainers
 
 ray = pytest.importorskip("ray")
@@ -210,10 +211,10 @@ def test_closing_ends_what_runs(make, tmp_path):
 
 
 def test_a_request_that_no_node_meets_waits_with_a_warning_and_one_for_nothing_is_refused(make):
-    with pytest.warns(UserWarning, match=r"no node .* has the 1 CPUs and 2 GPUs .*: runs wait until one joins"):
+    with warns(UserWarning, "1 CPU", "2 GPU"):
         assert make(num_gpus=2).num_slots == 1
     for needs in ({"num_cpus": 0}, {"num_cpus": -1, "num_gpus": 2}):
-        with pytest.raises(ValueError, match="a run must take CPUs or GPUs, got num_cpus="):
+        with raises(ValueError, f"num_cpus={needs['num_cpus']}"):
             make(**needs)
 
 
@@ -227,15 +228,16 @@ def test_without_ray_the_missing_package_is_named(monkeypatch):
 ALONE = """
 import os, signal, sys
 from pathlib import Path
-import pytest, ray
+import ray
 from tempbalance.lab.cluster import Cluster
+from tests.cases import raises
 from tests.lab.campaign import SETTINGS, below, tasks
 from tests.lab.test_cluster import asked, wait, wait_until
 
 folder, epochs, *killed = sys.argv[1:]
 run = asked(Path(folder), epochs=int(epochs))
 if not killed:
-    with pytest.raises(ValueError, match="no node of the Ray cluster has the 1 CPUs and 99 GPUs that a run takes"):
+    with raises(ValueError, "1 CPU", "99 GPU"):
         Cluster(SETTINGS, num_gpus=99)
     assert not ray.is_initialized()
 there = Cluster(SETTINGS)

@@ -23,6 +23,7 @@ from tempbalance.lab.processes import check_all
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import OtherRunError
 from tempbalance.runlog import RunFolder
+from tests.cases import raises
 
 
 def finished(folder: Path, recipe: Recipe, accuracy: float, alphas: list[float]) -> None:
@@ -122,7 +123,7 @@ def test_small_settings_go_with_the_digits_however_they_are_asked_for(options, e
 
 
 def test_a_method_is_compared_once():
-    with pytest.raises(ValueError, match="methods must be named once, got 'tb' twice"):
+    with raises(ValueError, "methods", "'tb'"):
         plan({}, ["tb", "cal", "tb"], [43])
 
 
@@ -139,16 +140,16 @@ def test_what_may_not_have_been_meant_is_told():
 def test_old_results_do_not_pass_for_those_of_a_new_recipe(tmp_path):
     recipes, _ = three_seeds(tmp_path)
     check_all(jobs(recipes, tmp_path), precision="32-true")
-    with pytest.raises(OtherRunError, match="epochs: 12 in the folder, 13 asked for"):
+    with raises(OtherRunError, "epochs", 12, 13):
         check_all(jobs(plan({"epochs": 13}, ["cal", "tb"], [43]), tmp_path), precision="32-true")
 
 
 def test_missing_packages_and_datasets_are_told_before_anything_is_written(tmp_path, monkeypatch):
     recipes = plan({"dataset": "cifar11"}, ["cal"], [43])
-    with pytest.raises(ValueError, match="unknown dataset 'cifar11': did you mean 'cifar10'"):
+    with raises(ValueError, "dataset", "'cifar11'", "'cifar10'"):
         check_all(jobs(recipes, tmp_path / "runs"), precision="32-true")
     monkeypatch.setattr(processes, "find_spec", lambda name: None if name in ("yaml", "PIL") else find_spec(name))
-    with pytest.raises(ModuleNotFoundError, match="not installed: PIL, yaml"):
+    with raises(ModuleNotFoundError, "PIL", "yaml"):
         check_all(jobs(recipes, tmp_path / "runs"), precision="32-true")
     assert list(tmp_path.iterdir()) == []
 

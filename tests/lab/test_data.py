@@ -22,6 +22,7 @@ from sklearn.datasets import load_digits
 from tempbalance.lab import data as data_module
 from tempbalance.lab import options
 from tempbalance.lab.data import DATASETS, ImageData, load_data
+from tests.cases import raises, warns
 
 RNG = np.random.default_rng(0)
 
@@ -181,19 +182,19 @@ def test_fashion_mnist_comes_from_debians_package_where_that_is_complete(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "carried"),
     [
-        (idx(pixels(3, 28, 28))[:100], "train-images-idx3-ubyte.gz: not a complete gzip file"),
-        (b"no gzip", "train-images-idx3-ubyte.gz: not a complete gzip file"),
-        (idx(pixels(3)), "train-images-idx3-ubyte.gz: must start as an IDX file of 3 dimensions"),
-        (gzip.compress(struct.pack(">BBBB3i", 0, 0, 8, 3, 2, 28, 28) + bytes(10)), "must hold 1568 values .* got 10"),
+        (idx(pixels(3, 28, 28))[:100], ["gzip"]),
+        (b"no gzip", ["gzip"]),
+        (idx(pixels(3)), ["IDX", 3]),
+        (gzip.compress(struct.pack(">BBBB3i", 0, 0, 8, 3, 2, 28, 28) + bytes(10)), [1568, 10]),
     ],
     ids=["truncated", "no gzip", "other dimensions", "too few values"],
 )
-def test_a_damaged_idx_file_is_named(tmp_path, monkeypatch, content, message):
+def test_a_damaged_idx_file_is_named(tmp_path, monkeypatch, content, carried):
     contents = idx_files(pixels(5, 28, 28), pixels(5), num_train=3)
     place(tmp_path, monkeypatch, "MNIST", content, *contents[1:])
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, "train-images-idx3-ubyte.gz", *carried):
         load_data("mnist", cache=tmp_path)
 
 
@@ -289,41 +290,42 @@ def test_an_npz_is_read_with_its_channels_last_first_or_absent(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "value", "carried"),
     [
-        ("train_images", pixels(6, 5, 7, 3).astype(np.float32), "train_images must be uint8, got float32"),
-        ("test_images", pixels(4, 105), r"test_images must have the shape .*got \(4, 105\)"),
-        ("train_images", pixels(0, 5, 7, 3), r"train_images must have the shape .*got \(0, 5, 7, 3\)"),
-        ("train_images", pixels(6, 5, 7, 4), r"train_images must have 1 or 3 channels.*got \(6, 5, 7, 4\)"),
-        ("train_images", pixels(6, 3, 7, 3), r"train_images must have 1 or 3 channels.*got \(6, 3, 7, 3\)"),
-        ("test_images", pixels(4, 5, 8, 3), r"must have the same .*got \(3, 5, 7\) and \(3, 5, 8\)"),
-        ("test_images", pixels(4, 5, 7), r"must have the same .*got \(3, 5, 7\) and \(1, 5, 7\)"),
-        ("train_labels", np.zeros(6), r"train_labels must be 6 integers, got float64 of shape \(6,\)"),
-        ("train_labels", np.zeros(6, bool), "train_labels must be 6 integers, got bool"),
-        ("test_labels", np.zeros(3, int), r"test_labels must be 4 integers, got int64 of shape \(3,\)"),
-        ("train_labels", np.zeros((6, 1), int), r"train_labels must be 6 integers, got int64 of shape \(6, 1\)"),
-        ("train_labels", np.array([0, 1, 2, 0, 1, -1]), "train_labels must be at least 0, got -1"),
-        ("test_labels", np.array([0, 1, 2, 3]), "test_labels must be classes of train_labels, 0 to 2, got 3"),
-        ("train_labels", np.array([0, 1, 2, 0, 1, 10**9]), "train_labels must be below 10 x the 4 classes .*got 10+"),
-        ("train_labels", np.array([0, 1, 2, 0, 1, 2**63], np.uint64), r"train_labels must be below 2\*\*31, got 92"),
+        ("train_images", pixels(6, 5, 7, 3).astype(np.float32), ["uint8", "float32"]),
+        ("test_images", pixels(4, 105), [(4, 105)]),
+        ("train_images", pixels(0, 5, 7, 3), [(0, 5, 7, 3)]),
+        ("train_images", pixels(6, 5, 7, 4), ["channels", (6, 5, 7, 4)]),
+        ("train_images", pixels(6, 3, 7, 3), ["channels", (6, 3, 7, 3)]),
+        ("test_images", pixels(4, 5, 8, 3), [(3, 5, 7), (3, 5, 8)]),
+        ("test_images", pixels(4, 5, 7), [(3, 5, 7), (1, 5, 7)]),
+        ("train_labels", np.zeros(6), [6, "float64", (6,)]),
+        ("train_labels", np.zeros(6, bool), [6, "bool"]),
+        ("test_labels", np.zeros(3, int), [4, "int64", (3,)]),
+        ("train_labels", np.zeros((6, 1), int), [6, "int64", (6, 1)]),
+        ("train_labels", np.array([0, 1, 2, 0, 1, -1]), [0, -1]),
+        ("test_labels", np.array([0, 1, 2, 3]), ["train_labels", 2, 3]),
+        ("train_labels", np.array([0, 1, 2, 0, 1, 10**9]), ["4 classes", 10**9]),
+        ("train_labels", np.array([0, 1, 2, 0, 1, 2**63], np.uint64), ["2**31", 2**63]),
     ],
 )
-def test_an_npz_with_a_wrong_array_is_refused_with_the_rule_and_the_value(tmp_path, name, value, message):
+def test_an_npz_with_a_wrong_array_is_refused_with_the_rule_and_the_value(tmp_path, name, value, carried):
     path = write_npz(tmp_path, **{**npz_arrays(), name: value})
-    with pytest.raises(ValueError, match=f"own.npz: .*{message}"):
+    with raises(ValueError, path, name, *carried):
         load_data(path)
 
 
 def test_an_npz_without_an_array_is_refused(tmp_path):
     arrays = npz_arrays()
     del arrays["test_images"], arrays["test_labels"]
-    with pytest.raises(ValueError, match=r"own.npz: must hold .*; test_images, test_labels missing"):
-        load_data(write_npz(tmp_path, **arrays))
+    path = write_npz(tmp_path, **arrays)
+    with raises(ValueError, path, "test_images, test_labels"):
+        load_data(path)
 
 
 def test_classes_without_images_are_warned_of(tmp_path):
     arrays = {**npz_arrays(), "train_labels": np.array([0, 1, 5, 0, 1, 5])}
-    with pytest.warns(UserWarning, match="only 3 of the classes 0 to 5 have images"):
+    with warns(UserWarning, 3, "0 to 5"):
         assert load_data(write_npz(tmp_path, **arrays)).num_classes == 6
 
 
@@ -331,7 +333,7 @@ def test_an_npz_member_that_is_no_array_is_refused(tmp_path):
     path = write_npz(tmp_path, **{name: each for name, each in npz_arrays().items() if name != "train_images"})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("train_images", b"no array")
-    with pytest.raises(ValueError, match=r"own.npz: train_images must be an array, got bytes"):
+    with raises(ValueError, path, "train_images", "bytes"):
         load_data(path)
 
 
@@ -348,10 +350,10 @@ class Trap:
 def test_nothing_that_a_file_contains_is_executed(tmp_path):
     trap = np.array([Trap(tmp_path / "sprung")] * 6, dtype=object)
     path = write_npz(tmp_path, **{**npz_arrays(), "train_images": trap})
-    with pytest.raises(ValueError, match=r"own.npz: train_images cannot be read"):
+    with raises(ValueError, path, "train_images"):
         load_data(path)
     (tmp_path / "own.npz").write_bytes(pickle.dumps(trap[0]))
-    with pytest.raises(ValueError, match=r"own.npz: must be an .npz file"):
+    with raises(ValueError, path):
         load_data(path)
     assert not (tmp_path / "sprung").exists()
 
@@ -360,10 +362,10 @@ def test_a_damaged_npz_is_refused(tmp_path):
     path = Path(write_npz(tmp_path, **npz_arrays()))
     good = path.read_bytes()
     path.write_bytes(good[:-30])
-    with pytest.raises(ValueError, match=r"own.npz: must be an .npz file"):
+    with raises(ValueError, path):
         load_data(str(path))
     path.write_bytes(good[:300] + bytes([good[300] ^ 1]) + good[301:])
-    with pytest.raises(ValueError, match=r"own.npz: train_images cannot be read"):
+    with raises(ValueError, path, "train_images"):
         load_data(str(path))
 
 
@@ -406,39 +408,39 @@ def test_a_folder_is_gray_only_if_all_its_images_are(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "message"),
+    ("images", "carried"),
     [
-        ({"train/a/1.png": pixels(6, 9)}, "must have the folders train and test .or val., test .or val. is missing"),
-        ({"test/a/1.png": pixels(6, 9)}, "must have the folders train and test .or val., train is missing"),
+        ({"train/a/1.png": pixels(6, 9)}, ["train", "test (or val)"]),
+        ({"test/a/1.png": pixels(6, 9)}, ["train", "test (or val)"]),
         (
             {"train/b/1.png": pixels(6, 9), "test/a/1.png": pixels(6, 9)},
-            r"test: classes must be among .*\['a'\]",
+            ["test", ["a"]],
         ),
-        ({"train/a/1.png": pixels(6, 9), "test/1.png": pixels(6, 9)}, "test: must have class folders with images"),
-        ({"train/1.png": pixels(6, 9), "test/1.png": pixels(6, 9)}, "train: must have class folders with images"),
+        ({"train/a/1.png": pixels(6, 9), "test/1.png": pixels(6, 9)}, ["test: "]),
+        ({"train/1.png": pixels(6, 9), "test/1.png": pixels(6, 9)}, ["train: "]),
         (
             {"train/a/1.png": pixels(6, 9), "train/a/2.png": pixels(9, 6), "test/a/1.png": pixels(6, 9)},
-            "2.png: images must all have the size of the first, 6 x 9, got 9 x 6",
+            ["2.png", "6 x 9", "9 x 6"],
         ),
         (
             {"train/a/1.png": pixels(6, 9), "test/a/1.png": pixels(9, 6)},
-            r"training and test images must have one size, got \(6, 9\) and \(9, 6\)",
+            [(6, 9), (9, 6)],
         ),
         (
             {"train/a/1.png": np.full((6, 9), 40000, np.uint16), "test/a/1.png": pixels(6, 9)},
-            "1.png: images must have 8 bits a channel, got mode 'I;16'",
+            ["1.png", "8 bits", "'I;16'"],
         ),
     ],
 )
-def test_a_folder_with_something_missing_or_unfitting_is_refused(tmp_path, images, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_folder_with_something_missing_or_unfitting_is_refused(tmp_path, images, carried):
+    with raises(ValueError, tmp_path, *carried):
         load_data(write_images(tmp_path, images))
 
 
 def test_a_file_that_is_no_image_is_named(tmp_path):
     path = write_images(tmp_path, {"train/a/1.png": pixels(6, 9), "test/a/1.png": pixels(6, 9)})
     (tmp_path / "train" / "a" / "2.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"2.png: not a readable image"):
+    with raises(ValueError, "2.png"):
         load_data(path)
 
 
@@ -447,14 +449,12 @@ def test_a_file_that_is_no_image_is_named(tmp_path):
     [("cifar", "'cifar10' or 'cifar100'"), ("CIFAR-10", "'cifar10'"), ("fashon_mnist", "'fashion_mnist'")],
 )
 def test_an_unknown_name_is_answered_with_the_closest_known_ones(name, close):
-    with pytest.raises(ValueError, match=f"unknown dataset '{name}': did you mean .*{close}"):
+    with raises(ValueError, "dataset", f"'{name}'", close):
         load_data(name)
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them():
-    with pytest.raises(
-        ValueError, match=r"unknown dataset 'nowhere/own.npz': known are digits, .*or the path of an .npz"
-    ):
+    with raises(ValueError, "dataset", "'nowhere/own.npz'", *DATASETS, ".npz"):
         load_data("nowhere/own.npz")
 
 
@@ -490,7 +490,7 @@ def test_a_digest_tells_a_changed_pixel_or_label(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, True])
 def test_a_limit_that_is_no_count_is_refused(limit):
-    with pytest.raises(ValueError, match="limit must be a whole number of at least 1"):
+    with raises(ValueError, "limit", 1, limit):
         load_data("digits", limit=limit)
 
 

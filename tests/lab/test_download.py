@@ -17,6 +17,7 @@ from urllib3.response import HTTPResponse
 
 from tempbalance.lab import download
 from tempbalance.lab.download import ATTEMPTS, CHUNK, DownloadError, RemoteFile, cache_folder, fetch, read_archive
+from tests.cases import raises
 
 CONTENT = np.random.default_rng(0).bytes(64 * CHUNK)
 HALF = 32 * CHUNK
@@ -199,7 +200,7 @@ def test_when_no_mirror_gives_the_file_the_error_tells_what_each_said(server, tm
 
 
 def test_a_server_that_always_cuts_is_given_up_and_a_later_call_goes_on(server, tmp_path):
-    with pytest.raises(DownloadError, match=f"the {CHUNK * ATTEMPTS} bytes in .*file.bin.part are kept"):
+    with raises(DownloadError, CHUNK * ATTEMPTS, tmp_path / "some" / "file.bin.part"):
         fetch(server.file("drip"), cache=tmp_path)
     assert len(server.requests) == ATTEMPTS
     assert fetch(server.file("ok"), cache=tmp_path).read_bytes() == CONTENT
@@ -271,7 +272,7 @@ def test_the_files_of_an_archive_that_match_are_read_and_nothing_is_written(tmp_
 @pytest.mark.parametrize("write", [write_tar, write_zip])
 def test_an_archive_with_a_member_outside_its_folder_is_refused_and_nothing_is_written(tmp_path, write, name):
     archive = write(tmp_path / "archive", "a/good.bin", name)
-    with pytest.raises(ValueError, match=r"archive: members must be files or folders inside .*outside.bin'"):
+    with raises(ValueError, archive, "outside.bin'"):
         read_archive(archive, "a/*.bin")
     assert files_in(tmp_path) == ["archive"]
     assert not Path("/tmp/outside.bin").exists()
@@ -280,7 +281,7 @@ def test_an_archive_with_a_member_outside_its_folder_is_refused_and_nothing_is_w
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
 def test_a_tar_archive_with_a_link_or_device_is_refused(tmp_path, kind):
     archive = write_tar(tmp_path / "archive", "a/good.bin", linking(kind))
-    with pytest.raises(ValueError, match=r"archive: members must be .*'a/link.bin'"):
+    with raises(ValueError, archive, "'a/link.bin'"):
         read_archive(archive, "a/good.bin")
     assert files_in(tmp_path) == ["archive"]
 
@@ -289,7 +290,7 @@ def test_a_zip_archive_with_a_link_is_refused(tmp_path):
     link = zipfile.ZipInfo("a/link.bin")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
     archive = write_zip(tmp_path / "archive", "a/good.bin", link)
-    with pytest.raises(ValueError, match=r"archive: members must be .*'a/link.bin'"):
+    with raises(ValueError, archive, "'a/link.bin'"):
         read_archive(archive, "a/good.bin")
     assert files_in(tmp_path) == ["archive"]
 
@@ -298,5 +299,5 @@ def test_a_zip_archive_with_a_link_is_refused(tmp_path):
 def test_a_truncated_archive_is_named(tmp_path, write):
     archive = write(tmp_path / "archive", "a/good.bin")
     archive.write_bytes(archive.read_bytes()[:60])
-    with pytest.raises(ValueError, match="archive: not a complete tar or zip archive"):
+    with raises(ValueError, archive):
         read_archive(archive, "*")

@@ -11,6 +11,7 @@ from tempbalance.lab.point import PRESETS
 from tempbalance.lab.studies.exponent import STUDY, fit_exponents, power_law
 from tempbalance.lab.study import find_study
 from tempbalance.report.study_exponent import ExponentFit, exponent_chart
+from tests.cases import raises
 
 
 def shrunk(num_tail: int) -> float:
@@ -70,7 +71,7 @@ def test_the_chart_has_a_panel_for_each_size_with_the_curve():
 
 
 def test_a_chart_needs_fits_of_different_places():
-    with pytest.raises(ValueError, match="at least one fit"):
+    with raises(ValueError):
         exponent_chart([], title="", subtitle="")
-    with pytest.raises(ValueError, match="a place of its own"):
+    with raises(ValueError):
         exponent_chart([ExponentFit(16, 1.0, 2.0)] * 2, title="", subtitle="")

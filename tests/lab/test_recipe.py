@@ -9,6 +9,7 @@ from tempbalance.lab.methods import METHODS, find_method
 from tempbalance.lab.optimizers import build_optimizer, build_schedule
 from tempbalance.lab.recipe import SEEDS, Recipe
 from tempbalance.lab.task import differences, read_recipe
+from tests.cases import raises
 
 
 def test_the_defaults_are_the_papers():
@@ -45,9 +46,8 @@ def test_a_recipe_goes_through_json_and_back():
     [({"methd": "tb"}, "'method'"), ({"scale-range": 1}, "'scale_range'"), ({"method": "tb+snt"}, "'tb+snr'")],
 )
 def test_unknown_names_are_answered_with_the_closest(options, closest):
-    with pytest.raises(ValueError, match="unknown") as caught:
+    with raises(ValueError, closest):
         Recipe.from_dict(options)
-    assert closest in str(caught.value)
 
 
 def test_a_recipe_is_read_from_yaml_and_from_a_runs_own_json(tmp_path):

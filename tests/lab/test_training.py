@@ -22,7 +22,8 @@ from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.record import StraightIO
 from tempbalance.lab.resume import OtherRunError
 from tempbalance.lab.training import train
-from tempbalance.runlog import RunFolder, RunFolderError
+from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
+from tests.cases import raises, warns
 
 SMALL = Recipe(dataset="digits", model="mlp", width=0.25, method="tb+snr", epochs=5, limit=300)
 
@@ -162,16 +163,13 @@ def test_a_finished_run_is_left_alone(whole):
 
 def test_another_recipe_is_refused_with_the_difference(whole):
     other = Recipe.from_dict({**SMALL.to_dict(), "lr": 0.2})
-    with pytest.raises(OtherRunError, match=r"another recipe: lr: 0\.1 in the folder, 0\.2 asked for; choose another"):
+    with raises(OtherRunError, "lr", 0.1, 0.2):
         train(other, whole)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_epoch_the_layer_and_its_rate(tmp_path):
     broken = Recipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
-    with pytest.raises(
-        TrainingError,
-        match=r"the loss is (nan|inf) in epoch 1; the first layer that is not finite is '.*', rate 1e\+20",
-    ):
+    with raises(TrainingError, "epoch 1", "'linear", "1e+20"):
         train(broken, tmp_path, accelerator="cpu")
     assert RunFolder(tmp_path).result is None
 
@@ -179,7 +177,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_epoch_the_layer_and_its
 def test_a_loss_that_breaks_in_the_very_last_step_is_noticed_too(tmp_path):
     options = {"method": "cal", "lr": 1e20, "limit": 100, "epochs": 1}  # one step
     broken = Recipe.from_dict({**SMALL.to_dict(), **options})
-    with pytest.raises(TrainingError, match=r"the test loss is (nan|inf) in epoch 1; .*rates? .*1e\+20"):
+    with raises(TrainingError, "test loss", "epoch 1", "1e+20"):
         train(broken, tmp_path, accelerator="cpu")
     assert RunFolder(tmp_path).metrics == []
 
@@ -194,17 +192,17 @@ def test_a_run_that_finished_no_epoch_leaves_its_folder_free(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "trainer", "message"),
+    ("options", "trainer", "carried"),
     [
-        ({"dataset": "cifar11"}, {}, "unknown dataset 'cifar11'"),
-        ({"model": "resnet18", "batch_size": 1}, {}, "resnet18 has BatchNorm, which needs two; got 1 and 300"),
-        ({}, {"accelerator": "none"}, "accelerator"),
-        ({}, {"accelerator": "cpu", "precision": "3"}, "[Pp]recision"),
-        ({"batch_size": 3}, {"accelerator": "cpu", "devices": 4}, "batch_size must be at least 4"),
+        ({"dataset": "cifar11"}, {}, ["dataset", "'cifar11'"]),
+        ({"model": "resnet18", "batch_size": 1}, {}, ["resnet18", "BatchNorm", 1, 300]),
+        ({}, {"accelerator": "none"}, ["accelerator"]),
+        ({}, {"accelerator": "cpu", "precision": "3"}, ["recision"]),
+        ({"batch_size": 3}, {"accelerator": "cpu", "devices": 4}, ["batch_size", 4, 3]),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(tmp_path, options, trainer, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(tmp_path, options, trainer, carried):
+    with raises(ValueError, *carried):
         train(Recipe.from_dict({**SMALL.to_dict(), **options}), tmp_path / "run", **trainer)
     assert list(tmp_path.iterdir()) == []
 
@@ -228,10 +226,10 @@ def test_a_run_does_not_go_on_with_other_data_or_another_precision(tmp_path):
     folder = tmp_path / "run"
     result = train(recipe, folder, accelerator="cpu")
     assert train(recipe, folder, accelerator="cpu", precision="32") == result
-    with pytest.raises(OtherRunError, match=r"precision: '32-true' in the folder, 'bf16-mixed' asked for"):
+    with raises(OtherRunError, "precision", "'32-true'", "'bf16-mixed'"):
         train(recipe, folder, accelerator="cpu", precision="bf16")
     write_npz(path, train_labels=np.zeros(40, int), test_labels=np.zeros(8, int))
-    with pytest.raises(OtherRunError, match=r"data: the content of .*own.npz has changed"):
+    with raises(OtherRunError, "data", path):
         train(recipe, folder, accelerator="cpu")
     content = RunFolder(folder).recipe
     assert (content["precision"], content["devices"]) == ("32-true", 1)
@@ -242,7 +240,7 @@ def test_a_run_does_not_go_on_with_other_data_or_another_precision(tmp_path):
 
 
 def test_one_process_trains_in_a_folder(tmp_path):
-    with RunFolder(tmp_path).locked(), pytest.raises(RunFolderError, match="another process trains in"):
+    with RunFolder(tmp_path).locked(), raises(BusyRunError, tmp_path):
         train(SMALL, tmp_path, accelerator="cpu")
     assert RunFolder(tmp_path).recipe is None
 
@@ -270,21 +268,19 @@ def test_a_log_that_does_not_reach_the_checkpoint_is_named(tmp_path, keep, lacki
     (tmp_path / "result.json").unlink()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:keep]))
-    with pytest.raises(RunFolderError, match=rf"metrics\.jsonl: must have a line for each of the 5 .*lacks {lacking}:"):
+    with raises(RunFolderError, "metrics.jsonl", 5, lacking):
         train(SMALL, tmp_path, accelerator="cpu")
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     (tmp_path / "layers.jsonl").unlink()
-    with pytest.warns(UserWarning, match=r"layers\.jsonl lacks the epochs 0, 1, 2, 3, 4, \.\.\."):
+    with warns(UserWarning, "layers.jsonl", "0, 1, 2, 3, 4, ..."):
         train(SMALL, tmp_path, accelerator="cpu")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("result.json", "must have numbers for test_accuracy"), ("recipe.json", "must say")]
-)
-def test_an_empty_file_of_a_run_is_named(tmp_path, name, message):
+@pytest.mark.parametrize(("name", "carried"), [("result.json", "test_accuracy"), ("recipe.json", "recipe.json")])
+def test_an_empty_file_of_a_run_is_named(tmp_path, name, carried):
     run(SMALL, tmp_path)
     (tmp_path / name).write_text("{}")
-    with pytest.raises(RunFolderError, match=f"{name}: {message}"):
+    with raises(RunFolderError, name, carried):
         train(SMALL, tmp_path, accelerator="cpu")
 
 
@@ -303,7 +299,7 @@ def test_nothing_of_a_run_goes_through_the_temporary_folder(whole, tmp_path, mon
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_checkpoint_says_what_the_disk_says():
-    with pytest.raises(OSError, match="No space left on device"):
+    with raises(OSError, "No space left on device"):
         StraightIO().save_checkpoint({"weight": torch.zeros(100_000)}, "/dev/full")
 
 
@@ -320,7 +316,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(whole, tmp
         real(self, fill if len(calls) == 3 else save)
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", save_checkpoint)
-    with pytest.raises(TrainingError, match=r"epoch 3 cannot be written to .*No space left on device.*same command"):
+    with raises(TrainingError, "epoch 3", tmp_path, "No space left on device"):
         train(SMALL, tmp_path, accelerator="cpu")
     monkeypatch.undo()
     assert torch.load(RunFolder(tmp_path).checkpoint(), weights_only=True)["epoch"] == 1

@@ -1,6 +1,7 @@
 import pytest
 
 from tempbalance.lab.detection.annotations import Box, read_boxes
+from tests.cases import raises
 from tests.lab.detection.layout import annotation_xml, object_xml
 
 SIZE = (100, 80)
@@ -36,30 +37,30 @@ def test_a_box_that_is_counted_from_zero_or_reaches_a_pixel_too_far_is_cut_to_th
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "carried"),
     [
-        ("", "damaged, not XML: no element found"),
-        ("<annotation><object>", "damaged, not XML"),
-        (b"\xff\xfe\x00binary", "damaged, not XML"),
-        ('<?xml version="1.0" encoding="nonsense"?><annotation/>', "damaged, not XML"),
-        ("<html/>", "must be an <annotation>, got <html>"),
-        ("<annotation><size/></annotation>", "must have an <object> with a <bndbox>, got none"),
-        (annotation_xml("<object><name>dog</name></object>"), "must have a <bndbox>, the dog has none"),
-        (annotation_xml("<object><bndbox/></object>"), "every <object> must have a <name>, got none"),
-        (annotation_xml("<object><name>dog</name><bndbox/></object>"), "every <bndbox> must have a <xmin>"),
-        (annotation_xml(object_xml("dogg")), "unknown class 'dogg': did you mean 'dog'"),
-        (annotation_xml(object_xml(box=("x", 1, 2, 3))), "xmin must be a finite number, got 'x'"),
-        (annotation_xml(object_xml(box=(1, 1, "nan", 3))), "xmax must be a finite number, got 'nan'"),
-        (annotation_xml(object_xml(difficult="maybe")), "difficult must be 0 or 1, got 'maybe'"),
-        (annotation_xml(object_xml(box=(9, 1, 8, 3))), "xmin <= xmax <= 100 .* got xmin 9, ymin 1, xmax 8"),
-        (annotation_xml(object_xml(box=(1, 1, 102, 3))), "xmax <= 100 .* got xmin 1, ymin 1, xmax 102"),
-        (annotation_xml(object_xml(box=(-1, 1, 5, 3))), "1 <= xmin .* got xmin -1"),
-        (annotation_xml(object_xml(box=(101, 1, 101, 3))), "xmax <= 100 .* got xmin 101"),
-        (annotation_xml(object_xml(box=(1, 0, 5, 0))), "1 <= ymin .* ymax 0"),
+        ("", ["XML"]),
+        ("<annotation><object>", ["XML"]),
+        (b"\xff\xfe\x00binary", ["XML"]),
+        ('<?xml version="1.0" encoding="nonsense"?><annotation/>', ["XML"]),
+        ("<html/>", ["<annotation>", "<html>"]),
+        ("<annotation><size/></annotation>", ["<object>", "<bndbox>"]),
+        (annotation_xml("<object><name>dog</name></object>"), ["<bndbox>", "dog"]),
+        (annotation_xml("<object><bndbox/></object>"), ["<object>", "<name>"]),
+        (annotation_xml("<object><name>dog</name><bndbox/></object>"), ["<bndbox>", "<xmin>"]),
+        (annotation_xml(object_xml("dogg")), ["'dogg'", "'dog'"]),
+        (annotation_xml(object_xml(box=("x", 1, 2, 3))), ["xmin", "'x'"]),
+        (annotation_xml(object_xml(box=(1, 1, "nan", 3))), ["xmax", "'nan'"]),
+        (annotation_xml(object_xml(difficult="maybe")), ["difficult", "'maybe'"]),
+        (annotation_xml(object_xml(box=(9, 1, 8, 3))), ["xmin <= xmax <= 100", "xmin 9", "xmax 8"]),
+        (annotation_xml(object_xml(box=(1, 1, 102, 3))), ["xmax <= 100", "xmax 102"]),
+        (annotation_xml(object_xml(box=(-1, 1, 5, 3))), ["1 <= xmin", "xmin -1"]),
+        (annotation_xml(object_xml(box=(101, 1, 101, 3))), ["xmax <= 100", "xmin 101"]),
+        (annotation_xml(object_xml(box=(1, 0, 5, 0))), ["1 <= ymin", "ymax 0"]),
     ],
 )
-def test_what_is_wrong_is_said_with_the_file_the_rule_and_the_value(read, text, said):
-    with pytest.raises(ValueError, match=rf"one\.xml: .*{said}"):
+def test_what_is_wrong_is_said_with_the_file_the_rule_and_the_value(read, text, carried):
+    with raises(ValueError, "one.xml", *carried):
         read(text)
 
 
@@ -67,12 +68,12 @@ def test_what_is_wrong_is_said_with_the_file_the_rule_and_the_value(read, text, 
 def test_entities_are_not_expanded_because_a_document_type_is_refused(read, encoding):
     declared = "".join(f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(9))
     text = f'<!DOCTYPE lol [<!ENTITY a0 "lol">{declared}]><annotation>&a9;</annotation>'
-    with pytest.raises(ValueError, match=r"one\.xml: must have no document type, got 'lol'"):
+    with raises(ValueError, "one.xml", "'lol'"):
         read(text.encode(encoding))
 
 
 def test_a_file_outside_is_not_read(read, tmp_path):
     (tmp_path / "secret").write_text("dog")
     text = f'<!DOCTYPE x [<!ENTITY s SYSTEM "file://{tmp_path}/secret">]>' + annotation_xml(object_xml("&s;"))
-    with pytest.raises(ValueError, match="must have no document type"):
+    with raises(ValueError, "one.xml", "'x'"):
         read(text)

@@ -11,6 +11,7 @@ from tempbalance.lab.detection.data import VOC2007, WEIGHTS, Weights, find_weigh
 from tempbalance.lab.detection.recipe import NUM_IMAGES, PRETRAINED
 from tempbalance.lab.detection.shapes import NUM_IMAGES as NUM_SHAPES
 from tempbalance.lab.download import DownloadError
+from tests.cases import raises
 from tests.lab.detection.layout import annotation_xml, make_voc, object_xml
 
 
@@ -101,7 +102,7 @@ def test_a_member_that_reaches_outside_is_refused(tmp_path, kind):
         member.type = tarfile.CHRTYPE
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         archive.addfile(member)
-    with pytest.raises(ValueError, match=r"bad\.tar: not a complete tar archive, or not a safe one"):
+    with raises(ValueError, tmp_path / "bad.tar"):
         unpack(tmp_path / "bad.tar", tmp_path / "here")
     assert not (tmp_path / "evil").exists()
 
@@ -109,7 +110,7 @@ def test_a_member_that_reaches_outside_is_refused(tmp_path, kind):
 @pytest.mark.parametrize("content", [b"", b"no archive at all" * 100])
 def test_what_is_no_archive_is_refused(tmp_path, content):
     (tmp_path / "bad.tar").write_bytes(content)
-    with pytest.raises(ValueError, match=r"bad\.tar: not a complete tar archive"):
+    with raises(ValueError, tmp_path / "bad.tar"):
         unpack(tmp_path / "bad.tar", tmp_path / "here")
 
 
@@ -120,7 +121,7 @@ def test_an_archive_that_was_cut_off_is_refused(tmp_path):
         archive.addfile(member, io.BytesIO(bytes(100_000)))
     whole = (tmp_path / "bad.tar").read_bytes()
     (tmp_path / "bad.tar").write_bytes(whole[:50_000])
-    with pytest.raises(ValueError, match=r"bad\.tar: not a complete tar archive"):
+    with raises(ValueError, tmp_path / "bad.tar"):
         unpack(tmp_path / "bad.tar", tmp_path / "here")
 
 
@@ -133,5 +134,5 @@ def test_weights_are_found_in_the_cache_by_their_checksum(tmp_path, monkeypatch)
     path.write_bytes(content)
     assert find_weights("yolov8n", cache=tmp_path) == path
     path.write_bytes(b"something else that would be run")
-    with pytest.raises(DownloadError, match=r"yolov8n\.pt could not be downloaded from http://127\.0\.0\.1:9"):
+    with raises(DownloadError, "yolov8n.pt", "http://127.0.0.1:9"):
         find_weights("yolov8n", cache=tmp_path)

@@ -3,6 +3,7 @@ import pytest
 from tempbalance.lab.detection import recipe
 from tempbalance.lab.detection.recipe import DetectionRecipe
 from tempbalance.lab.kinds import make_task, task_options
+from tests.cases import raises
 from tests.lab.detection.layout import make_voc
 
 
@@ -26,24 +27,24 @@ def test_a_recipe_is_read_back_as_it_was_written():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "carried"),
     [
-        ({"model": "yolov8"}, r"model must be yolov8n or a name that ends in \.yaml, got 'yolov8'"),
-        ({"model": "../yolov8n.yaml"}, r"model must be yolov8n or .*, got '\.\./yolov8n\.yaml'"),
-        ({"model": "own.pt"}, "model must be yolov8n or"),
-        ({"method": "sgd"}, "unknown method 'sgd'"),
-        ({"method": "tb+adams"}, r"unknown method 'tb\+adams': did you mean 'tb\+adam'"),
-        ({"image_size": 100}, "image_size must be at least 32 and a multiple of 32, got 100"),
-        ({"seed": 2**32}, r"seed must be at least 0 and below 2\*\*32 - 1, got 4294967296"),
-        ({"betas": (0.9, 1.0)}, r"betas must be two numbers, at least 0 and below 1, got \(0\.9, 1\.0\)"),
-        ({"mosaic": 1.5}, "mosaic must be from 0 to 1, got 1.5"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"eps": 0}, "eps must be > 0, got 0.0"),
-        ({"width": 1.0}, "unknown option 'width'"),
+        ({"model": "yolov8"}, ["model", "yolov8n", ".yaml", "'yolov8'"]),
+        ({"model": "../yolov8n.yaml"}, ["model", "'../yolov8n.yaml'"]),
+        ({"model": "own.pt"}, ["model", "'own.pt'"]),
+        ({"method": "sgd"}, ["method", "'sgd'"]),
+        ({"method": "tb+adams"}, ["method", "'tb+adams'", "'tb+adam'"]),
+        ({"image_size": 100}, ["image_size", 32, 100]),
+        ({"seed": 2**32}, ["seed", "2**32", 2**32]),
+        ({"betas": (0.9, 1.0)}, ["betas", (0.9, 1.0)]),
+        ({"mosaic": 1.5}, ["mosaic", 0, 1.5]),
+        ({"epochs": 0}, ["epochs", 1, 0]),
+        ({"eps": 0}, ["eps", 0.0]),
+        ({"width": 1.0}, ["'width'"]),
     ],
 )
-def test_a_wrong_option_is_refused_with_its_rule_and_value(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_option_is_refused_with_its_rule_and_value(options, carried):
+    with raises(ValueError, *carried):
         DetectionRecipe.from_dict(options)
 
 
@@ -59,7 +60,7 @@ def test_random_and_pretrained_weights_are_two_runs():
 
 
 def test_data_that_are_not_there_are_refused_before_anything_starts(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown dataset 'voc2008': did you mean 'voc2007'.*VOC's layout"):
+    with raises(ValueError, "dataset", "'voc2008'", "'voc2007'"):
         DetectionRecipe(dataset="voc2008").check_data()
     DetectionRecipe().check_data()
     DetectionRecipe(dataset=str(make_voc(tmp_path))).check_data()
@@ -71,11 +72,11 @@ def test_the_checksum_of_ones_own_data_is_known_before_a_run_and_bad_data_are_re
     assert one.own_digest() is not None
     assert DetectionRecipe().own_digest() is None
     (folder / "Annotations" / "c.xml").write_text("<annotation/>")
-    with pytest.raises(ValueError, match=r"c\.xml: must have an <object>"):
+    with raises(ValueError, "c.xml", "<object>"):
         DetectionRecipe(dataset=str(folder), limit=2).own_digest()
 
 
 def test_what_to_install_is_said_where_ultralytics_is_missing(monkeypatch):
     monkeypatch.setattr(recipe, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install ultralytics .*AGPL"):
+    with raises(ModuleNotFoundError, "pip install ultralytics", "AGPL"):
         DetectionRecipe().check_data()

@@ -14,7 +14,7 @@ from tempbalance.lab.detection.recipe import DetectionRecipe
 from tempbalance.lab.errors import InterruptedRunError, TrainingError
 from tempbalance.lab.resume import OtherRunError
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
-from tests.cases import mlp
+from tests.cases import mlp, raises
 from tests.lab.detection.layout import annotation_xml, make_voc, object_xml
 from tests.lab.detection.stand_in import PACKAGE, FakeYolo
 
@@ -189,7 +189,7 @@ def handler():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_with_what_is_kept(runs, handler, number):
     runs.stop("on_train_epoch_start", 2, lambda _: signal.raise_signal(number))
-    with pytest.raises(InterruptedRunError, match="stopped with 2 of 3 epochs finished and kept in"):
+    with raises(InterruptedRunError, "2 of 3", runs.folder):
         runs()
     assert signal.getsignal(signal.SIGTERM) is handler
 
@@ -203,15 +203,15 @@ def halve_batch(trainer):
 
 
 @pytest.mark.parametrize(
-    ("problem", "said"),
+    ("problem", "carried"),
     [
-        (spoil_loss, r"the loss is nan in epoch 2; rates are up to 0\.00"),
-        (halve_batch, "batch_size must fit into the memory, 4 images of 640 pixels do not: ultralytics went on with 2"),
+        (spoil_loss, ["nan", "epoch 2", "0.00"]),
+        (halve_batch, ["batch_size", 4, 640, 2]),
     ],
 )
-def test_what_ultralytics_would_pass_over_ends_the_run(runs, problem, said):
+def test_what_ultralytics_would_pass_over_ends_the_run(runs, problem, carried):
     runs.stop("on_train_epoch_end", 1, problem)
-    with pytest.raises(TrainingError, match=said):
+    with raises(TrainingError, *carried):
         runs()
     assert len(runs.run.metrics) == 1
 
@@ -221,16 +221,16 @@ def test_a_full_disk_is_told_with_the_epoch(runs, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", full)
-    with pytest.raises(TrainingError, match=r"epoch 1 cannot be written to .*: no space left"):
+    with raises(TrainingError, "epoch 1", runs.folder, "no space left"):
         runs()
 
 
 def test_another_recipe_and_changed_data_are_refused(runs):
     runs()
-    with pytest.raises(OtherRunError, match=r"lr: 0\.01 in the folder, 0\.02 asked for"):
+    with raises(OtherRunError, "lr", 0.01, 0.02):
         runs(lr=0.02)
     (runs.data / "Annotations" / "a.xml").write_text(annotation_xml(object_xml("cat")))
-    with pytest.raises(OtherRunError, match="data: the content of"):
+    with raises(OtherRunError, "data", runs.data):
         runs()
 
 
@@ -245,7 +245,7 @@ def test_a_log_that_lacks_an_epoch_is_not_gone_on_from(runs):
         runs()
     path = runs.folder / "metrics.jsonl"
     path.write_text(path.read_text().splitlines()[1] + "\n")
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: must have a line for each of the 2 finished epochs"):
+    with raises(RunFolderError, "metrics.jsonl", 2):
         runs()
 
 
@@ -280,19 +280,19 @@ def test_betas_and_eps_are_set_in_the_optimizer(runs):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "carried"),
     [
-        ({"device": "tpu"}, "device must be one of auto, gpu, cuda, cpu, mps for detection, got 'tpu'"),
-        ({"precision": "64-true"}, "precision must be one of .* for detection, got '64-true'"),
+        ({"device": "tpu"}, ["device", "cuda", "'tpu'"]),
+        ({"precision": "64-true"}, ["precision", "'64-true'"]),
         pytest.param(
             {"device": "cuda"},
-            "device must be cpu or mps, or auto, .* got 'cuda'",
+            ["device", "cpu", "'cuda'"],
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
     ],
 )
-def test_a_device_or_precision_that_cannot_be_is_refused(runs, options, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_device_or_precision_that_cannot_be_is_refused(runs, options, carried):
+    with raises(ValueError, *carried):
         runs(**options)
     assert not runs.folder.exists()
 
@@ -306,6 +306,6 @@ def test_weights_are_found_or_downloaded_only_when_the_model_asks_for_them(runs,
 def test_what_to_install_is_said_where_ultralytics_is_missing(runs, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(recipe_module, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="pip install ultralytics"):
+    with raises(ModuleNotFoundError, "pip install ultralytics"):
         runs()
     assert not runs.folder.exists()

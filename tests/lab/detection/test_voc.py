@@ -6,6 +6,7 @@ from PIL import Image
 
 from tempbalance.lab.detection import voc
 from tempbalance.lab.detection.voc import CLASSES, read_voc, write_yolo
+from tests.cases import raises
 from tests.lab.detection.layout import annotation_xml, make_voc, object_xml
 
 
@@ -97,39 +98,39 @@ def break_image(folder, content):
 BREAKS = {
     "no layout": (
         lambda f: os.rename(f / "JPEGImages", f / "Images"),
-        "must have the folders of VOC.* lacks JPEGImages",
+        ["VOC2007", "JPEGImages"],
     ),
-    "no set": (lambda f: (f / "ImageSets/Main/test.txt").unlink(), r"test\.txt: must be a file .* is not there"),
-    "empty set": (lambda f: (f / "ImageSets/Main/trainval.txt").write_text(" \n"), r"trainval\.txt: .* is empty"),
-    "no text": (lambda f: (f / "ImageSets/Main/test.txt").write_bytes(b"\xff\xfe"), r"test\.txt: must be text"),
-    "twice": (lambda f: (f / "ImageSets/Main/test.txt").write_text("c\nc\n"), r"test\.txt: .*once, got 'c' 2 times"),
-    "in both": (lambda f: (f / "ImageSets/Main/test.txt").write_text("c\nb\n"), "'b' is in both"),
-    "path": (lambda f: (f / "ImageSets/Main/test.txt").write_text("../c\n"), r"name of an image, got '\.\./c'"),
-    "no annotation": (lambda f: (f / "Annotations/b.xml").unlink(), r"b\.xml: must be the annotation of 'b'"),
-    "no image": (lambda f: (f / "JPEGImages/b.jpg").unlink(), r"b\.jpg: must be the image of 'b'"),
-    "no boxes": (lambda f: (f / "Annotations/b.xml").write_text("<annotation/>"), r"b\.xml: must have an <object>"),
-    "other file": (lambda f: break_image(f, b"no image"), r"b\.jpg: not a whole JPEG image"),
-    "empty image": (lambda f: break_image(f, b""), r"b\.jpg: not a whole JPEG image"),
-    "no classes": (lambda f: (f / "classes.txt").write_text(""), r"classes\.txt: .* is empty"),
+    "no set": (lambda f: (f / "ImageSets/Main/test.txt").unlink(), ["test.txt"]),
+    "empty set": (lambda f: (f / "ImageSets/Main/trainval.txt").write_text(" \n"), ["trainval.txt", "empty"]),
+    "no text": (lambda f: (f / "ImageSets/Main/test.txt").write_bytes(b"\xff\xfe"), ["test.txt", "text"]),
+    "twice": (lambda f: (f / "ImageSets/Main/test.txt").write_text("c\nc\n"), ["test.txt", "'c' 2"]),
+    "in both": (lambda f: (f / "ImageSets/Main/test.txt").write_text("c\nb\n"), ["'b'"]),
+    "path": (lambda f: (f / "ImageSets/Main/test.txt").write_text("../c\n"), ["test.txt", "'../c'"]),
+    "no annotation": (lambda f: (f / "Annotations/b.xml").unlink(), ["b.xml", "'b'"]),
+    "no image": (lambda f: (f / "JPEGImages/b.jpg").unlink(), ["b.jpg", "'b'"]),
+    "no boxes": (lambda f: (f / "Annotations/b.xml").write_text("<annotation/>"), ["b.xml", "<object>"]),
+    "other file": (lambda f: break_image(f, b"no image"), ["b.jpg", "JPEG"]),
+    "empty image": (lambda f: break_image(f, b""), ["b.jpg", "JPEG"]),
+    "no classes": (lambda f: (f / "classes.txt").write_text(""), ["classes.txt", "empty"]),
     "only difficult": (
         lambda f: (f / "Annotations/c.xml").write_text(annotation_xml(object_xml(difficult="1"))),
-        "the test images must have an object that is not difficult",
+        ["test", "difficult"],
     ),
 }
 
 
 @pytest.mark.parametrize("case", BREAKS)
 def test_what_is_missing_or_wrong_is_said_with_the_file(folder, case):
-    change, said = BREAKS[case]
+    change, carried = BREAKS[case]
     change(folder)
-    with pytest.raises(ValueError, match=said):
+    with raises(ValueError, *carried):
         read_voc(folder)
 
 
 @pytest.mark.parametrize(("name", "got"), [("nowhere", "nothing"), ("file", "a file")])
 def test_what_is_no_folder_is_refused(tmp_path, name, got):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=f"{name}: must be a folder in VOC's layout, got {got}"):
+    with raises(ValueError, tmp_path / name, got):
         read_voc(tmp_path / name)
 
 
@@ -138,7 +139,7 @@ def test_an_image_that_was_cut_off_is_refused_before_ultralytics_leaves_it_out(f
     Image.effect_noise((100, 80), 50).save(path)
     break_image(folder, path.read_bytes()[:-200])
     assert read_voc(folder).splits["train"][1].size == (100, 80)  # its beginning is whole
-    with pytest.raises(ValueError, match=r"b\.jpg: not a whole JPEG image"):
+    with raises(ValueError, path, "JPEG"):
         written(folder, tmp_path / "yolo")
     assert [each.name for each in tmp_path.iterdir()] == ["VOC2007"]
 
@@ -168,5 +169,5 @@ def test_an_image_that_its_exif_data_turn_is_refused(tmp_path):
         exif = image.getexif()
         exif[0x0112] = 6
         image.save(path, exif=exif)
-    with pytest.raises(ValueError, match=r"b.jpg: must be upright, has EXIF orientation 6"):
+    with raises(ValueError, path, "EXIF", 6):
         write_yolo(read_voc(folder), tmp_path / "yolo", digest="")

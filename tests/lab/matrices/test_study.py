@@ -9,6 +9,7 @@ pytest.importorskip("altair", reason="charts need the extra report")
 from tempbalance.lab.point import PRESETS, find_preset
 from tempbalance.lab.studies.matrices import STUDY
 from tempbalance.report.study_matrices import ExponentPair, MatrixSpectrum, decay_chart, pair_chart
+from tests.cases import raises
 
 PAPER, LAPTOP, SMOKE = PRESETS.values()
 TEXTS = {"title": "a title", "subtitle": "preset and data"}
@@ -108,7 +109,7 @@ def test_a_pair_chart_has_each_seed_and_the_means():
     pairs = [ExponentPair("plain", 1, seed, x, 2.0) for seed, x in ((43, 1.0), (37, 3.0))]
     chart = pair_chart(pairs, **TEXTS, x_title="x", y_title="y")
     assert [(each["mean"], each["x"]) for each in data_of(chart)] == [(False, 1.0), (False, 3.0), (True, 2.0)]
-    with pytest.raises(ValueError, match="a place of its own"):
+    with raises(ValueError):
         pair_chart([*pairs, pairs[0]], **TEXTS, x_title="x", y_title="y")
 
 
@@ -116,5 +117,5 @@ def test_a_decay_chart_leaves_out_what_a_log_axis_has_no_place_for():
     spectra = [MatrixSpectrum("plain", "Hessian", epoch, (4.0, 1.0, 0.0, -1.0, float("nan"))) for epoch in (1, 10)]
     chart = decay_chart(spectra, **TEXTS)
     assert [(each["rank"], each["value"]) for each in data_of(chart)] == [(1, 4.0), (2, 1.0)] * 2
-    with pytest.raises(ValueError, match="needs an eigenvalue above 0, got none in 1 spectra"):
+    with raises(ValueError, "1 spectra"):
         decay_chart([MatrixSpectrum("plain", "Hessian", 1, (0.0,))], **TEXTS)

@@ -4,6 +4,7 @@ import pytest
 
 from tempbalance.lab.kinds import make_task, task_options
 from tempbalance.lab.operator.recipe import OperatorRecipe
+from tests.cases import raises
 
 
 def test_a_recipe_survives_its_options():
@@ -25,24 +26,24 @@ def test_options_of_balancing_tell_no_runs_apart_without_it():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "carried"),
     [
-        ({"dataset": "burger"}, "unknown dataset 'burger': did you mean 'burgers'"),
-        ({"model": "unet"}, "unknown model 'unet'"),
-        ({"method": "tb"}, "unknown method 'tb'"),
-        ({"grid": 100}, "grid must be one of 16, 32, 64, 128, 256, got 100"),
-        ({"limit": 0}, "limit must be at least 1, got 0"),
-        ({"limit": None}, "limit must be a whole number, got None"),
-        ({"modes": 0}, "modes must be at least 1, got 0"),
-        ({"modes": 33}, "modes must be at most half of grid, which is 64, got 33"),
-        ({"data_seed": -1}, "data_seed must be at least 0"),
-        ({"lr": 0}, "lr must be > 0"),
-        ({"reference": "uniform"}, "reference must be random, got 'uniform'"),
-        ({"samples": 2}, "unknown option 'samples'"),
+        ({"dataset": "burger"}, ["dataset", "'burger'", "'burgers'"]),
+        ({"model": "unet"}, ["model", "'unet'"]),
+        ({"method": "tb"}, ["method", "'tb'"]),
+        ({"grid": 100}, ["grid", 16, 256, 100]),
+        ({"limit": 0}, ["limit", 1, 0]),
+        ({"limit": None}, ["limit", None]),
+        ({"modes": 0}, ["modes", 1, 0]),
+        ({"modes": 33}, ["modes", "grid", 64, 33]),
+        ({"data_seed": -1}, ["data_seed", 0, -1]),
+        ({"lr": 0}, ["lr", 0]),
+        ({"reference": "uniform"}, ["reference", "random", "'uniform'"]),
+        ({"samples": 2}, ["'samples'"]),
     ],
 )
-def test_an_option_out_of_range_is_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_an_option_out_of_range_is_refused_by_name(options, carried):
+    with raises(ValueError, *carried):
         OperatorRecipe.from_dict(options)
 
 
