@@ -5,8 +5,10 @@ import pytest
 
 from tempbalance.core.assign import assign, check_assignment
 from tempbalance.errors import ScoreError
+from tests.cases import raises
 
 NAMES = ("linear", "sqrt", "log2", "step", "sigmoid", "power")
+RANGES = ((0.5, 1.5), (0.1, 1.9), (0.9, 1.0), (1.0, 7.0))
 SCORES = {"a": 2.0, "b": 3.5, "c": 2.5, "d": 6.0, "e": 4.0}
 
 
@@ -29,10 +31,10 @@ def literal(name: str, scores: list[float], low: float, high: float) -> list[flo
     return [low + sorted(scores).index(score) * (high - low) / (len(scores) - 1) for score in scores]
 
 
-@pytest.mark.parametrize("scale_range", [(0.5, 1.5), (0.1, 1.9), (0.9, 1.0), (1.0, 7.0)])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_assignment_is_its_formula(name, scale_range):
+def test_an_assignment_is_its_formula(name):
     for seed in range(20):
+        scale_range = RANGES[seed % len(RANGES)]
         scores = (1 + np.random.RandomState(seed).pareto(1.5, 2 + seed)).tolist()
         layers = [f"layer {i}" for i in range(len(scores))]
         scales = assign(dict(zip(layers, scores, strict=True)), assignment=name, scale_range=scale_range)
@@ -58,16 +60,16 @@ def test_the_mean_of_step_is_the_middle_of_its_range_with_ties_too():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scores", [{"a": 3.0}, {"a": 3.0, "b": 3.0, "c": 3.0}])
-def test_equal_scores_and_one_alone_give_scales_of_1(scores, name):
-    assert assign(scores, assignment=name) == dict.fromkeys(scores, 1.0)
+def test_equal_scores_and_one_alone_give_scales_of_1(name):
+    for scores in ({"a": 3.0}, {"a": 3.0, "b": 3.0, "c": 3.0}):
+        assert assign(scores, assignment=name) == dict.fromkeys(scores, 1.0)
 
 
 @pytest.mark.parametrize(
     ("scale_range", "clipped"), [((0.2, 0.8), 0.8), ((1.2, 2.0), 1.2), ((0.5, 0.5), 0.5), ((0.5, 1.0), 1.0)]
 )
-@pytest.mark.parametrize("scores", [{"a": 3.0}, {"a": 3.0, "b": 3.0}])
-def test_equal_scores_are_clipped_by_the_assignments_that_map_onto_the_range(scores, scale_range, clipped):
+def test_equal_scores_are_clipped_by_the_assignments_that_map_onto_the_range(scale_range, clipped):
+    scores = {"a": 3.0, "b": 3.0}
     for name in ("linear", "step", "power"):
         assert assign(scores, assignment=name, scale_range=scale_range) == dict.fromkeys(scores, clipped)
     for name in ("sqrt", "log2", "sigmoid"):
@@ -103,9 +105,7 @@ def test_a_range_that_is_turned_turns_the_order_of_the_scales(name):
 
 @pytest.mark.parametrize("name", ["sqrt", "log2"])
 def test_what_does_not_look_at_the_range_cannot_be_turned(name):
-    with pytest.raises(
-        ValueError, match=rf"scale_range must have low <= high with assignment '{name}', got \(2.0, 0.5\)"
-    ):
+    with raises(ValueError, "scale_range", f"'{name}'", (2.0, 0.5)):
         assign(SCORES, assignment=name, scale_range=(2.0, 0.5), turned=True)
 
 
@@ -126,43 +126,38 @@ def test_power_of_scores_that_differ_in_the_last_bit_gives_1():
 
 @pytest.mark.parametrize("score", [0.0, -3.0])
 def test_power_of_a_score_not_above_0_is_refused_with_its_layer(score):
-    with pytest.raises(ScoreError, match=f"layer 'bad': assignment 'power' needs scores > 0, got {score:.6g}"):
+    with raises(ScoreError, "'bad'", "'power'", f"{score:.6g}"):
         assign({"good": 2.0, "bad": score}, assignment="power")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_layer_no_scale(name):
-    assert assign({}, assignment=name) == {}
+def test_without_layers_there_are_no_scales():
+    assert [assign({}, assignment=name) for name in NAMES] == [{}] * len(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_assigning_leaves_the_scores_as_they_were(name):
+def test_assigning_does_not_change_the_scores():
     scores = dict(SCORES)
-    assign(scores, assignment=name)
-    assert scores == SCORES
+    for name in NAMES:
+        assign(scores, assignment=name)
+        assert scores == SCORES
 
 
 # what is refused
 
 
 @pytest.mark.parametrize("name", [*NAMES, lambda scores, scale_range: dict.fromkeys(scores, 1.0)])
-@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
-def test_a_score_that_is_not_finite_is_refused_with_its_layer(score, name):
-    with pytest.raises(ScoreError, match=f"layer 'bad': a score must be finite, got {score}"):
-        assign({"good": 2.0, "bad": score}, assignment=name)
+def test_a_score_that_is_not_finite_is_refused_with_its_layer(name):
+    for score in (math.nan, math.inf, -math.inf):
+        with raises(ScoreError, "'bad'", score):
+            assign({"good": 2.0, "bad": score}, assignment=name)
 
 
 @pytest.mark.parametrize("others", [{}, {"good": 2.0}])
-def test_sqrt_of_a_negative_score_is_refused_with_its_layer(others):
-    with pytest.raises(ScoreError, match=r"layer 'bad': assignment 'sqrt' needs scores >= 0, got -0\.5"):
-        assign({**others, "bad": -0.5}, assignment="sqrt")
-
-
-@pytest.mark.parametrize("score", [1.0, 0.5, 0.0, -3.0])
-@pytest.mark.parametrize("others", [{}, {"good": 2.0}])
-def test_log2_of_a_score_not_above_1_is_refused_with_its_layer(others, score):
-    with pytest.raises(ScoreError, match=f"layer 'bad': assignment 'log2' needs scores > 1, got {score:.6g}"):
-        assign({**others, "bad": score}, assignment="log2")
+@pytest.mark.parametrize(
+    ("name", "score"), [("sqrt", -0.5), ("log2", 1.0), ("log2", 0.5), ("log2", 0.0), ("log2", -3.0)]
+)
+def test_a_score_outside_the_domain_of_an_assignment_is_refused_with_its_layer(name, score, others):
+    with raises(ScoreError, "'bad'", f"'{name}'", f"{score:.6g}"):
+        assign({**others, "bad": score}, assignment=name)
 
 
 @pytest.mark.parametrize(
@@ -183,19 +178,17 @@ def test_log2_of_a_score_not_above_1_is_refused_with_its_layer(others, score):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("scores", [{}, SCORES])
-def test_a_range_that_is_not_positive_and_ascending_is_refused(scores, scale_range):
-    with pytest.raises(ValueError, match=r"scale_range must .*0 < low <= high, got"):
-        assign(scores, scale_range=scale_range)
-    with pytest.raises(ValueError, match=r"scale_range must .*0 < low <= high, got"):
+def test_a_range_that_is_not_positive_and_ascending_is_refused(scale_range):
+    for scores in ({}, SCORES):
+        with raises(ValueError, "scale_range", repr(scale_range)):
+            assign(scores, scale_range=scale_range)
+    with raises(ValueError, "scale_range", repr(scale_range)):
         check_assignment("linear", scale_range)
 
 
 @pytest.mark.parametrize("name", ["cubic", "", "Linear", None])
 def test_an_unknown_assignment_is_refused(name):
-    with pytest.raises(
-        ValueError, match="assignment must be one of linear, sqrt, log2, step, sigmoid, power or a callable, got"
-    ):
+    with raises(ValueError, "assignment", *NAMES, repr(name)):
         assign(SCORES, assignment=name)
 
 
@@ -237,19 +230,19 @@ def test_what_a_callable_gives_to_others_is_passed_over_and_the_order_is_that_of
 
 
 def test_a_layer_that_a_callable_leaves_out_is_refused_by_name():
-    with pytest.raises(ScoreError, match="layer 'b': the assignment gave it no scale"):
+    with raises(ScoreError, "'b'"):
         assign({"a": 1.0, "b": 2.0}, assignment=lambda scores, _: {"a": 1.0})
 
 
 @pytest.mark.parametrize("scale", [-0.1, math.nan, math.inf, -math.inf])
 def test_a_scale_that_is_negative_or_not_finite_is_refused_by_name(scale):
-    with pytest.raises(ScoreError, match=f"layer 'b': a scale must be finite and >= 0, got {scale}"):
+    with raises(ScoreError, "'b'", scale):
         assign({"a": 1.0, "b": 2.0}, assignment=lambda scores, _: {"a": 1.0, "b": scale})
 
 
 @pytest.mark.parametrize("scales", [None, [1.0, 1.0], 1.0])
 def test_what_a_callable_gives_must_be_scales_by_layer(scales):
-    with pytest.raises(ScoreError, match="must return scales by layer, got"):
+    with raises(ScoreError, scales):
         assign({"a": 1.0, "b": 2.0}, assignment=lambda scores, _: scales)
 
 

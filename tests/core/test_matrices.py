@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from tempbalance.core.matrices import CONV_FACTOR, Part, cut_by_shape, cut_convolution, cut_fused, cut_matrix, cut_stack
 from tempbalance.errors import WeightError
+from tests.cases import raises
 from tests.core.reference import convolution_slices
 
 # weight shape, groups; a transposed convolution's weight is (in, out / groups, *positions)
@@ -140,13 +141,14 @@ def test_fused_parts_lie_along_the_dimension_asked_for():
 
 @pytest.mark.parametrize("sizes", [4, 0, -1, (2, 3), (2, 5), (7, -1), (6, 0), ()])
 def test_fused_parts_that_do_not_add_up_are_refused(sizes):
-    with pytest.raises(WeightError, match=r"^fused .*dimension 0"):
+    carried = sizes if isinstance(sizes, int) else list(sizes)
+    with raises(WeightError, "fused", carried, "dimension 0", 6):
         cut_fused(numbered(6, 4), sizes=sizes)
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 4, 3)])
 def test_a_fused_weight_that_is_not_two_dimensional_is_refused(shape):
-    with pytest.raises(WeightError, match=f"must have 2 dimensions to be cut into matrices, got {len(shape)}"):
+    with raises(WeightError, 2, len(shape)):
         cut_fused(numbered(*shape), sizes=3)
 
 
@@ -165,7 +167,7 @@ def test_without_being_told_two_dimensions_are_a_matrix_and_more_a_convolution()
 
 @pytest.mark.parametrize("shape", [(), (5,)])
 def test_a_weight_of_fewer_than_two_dimensions_is_refused(shape):
-    with pytest.raises(WeightError, match=f"two or more dimensions, got {len(shape)}"):
+    with raises(WeightError, len(shape)):
         cut_by_shape(torch.zeros(shape))
 
 
@@ -181,5 +183,5 @@ def test_an_empty_convolution_is_a_part_without_eigenvalues(shape):
 
 
 def test_groups_that_do_not_divide_the_kernel_are_refused():
-    with pytest.raises(WeightError, match="groups must divide the first dimension, got 4 groups of 6"):
+    with raises(WeightError, "groups", 4, 6):
         cut_convolution(numbered(6, 4, 2), groups=4)  # though 48 entries could be cut into 4

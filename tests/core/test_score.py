@@ -7,6 +7,7 @@ import torch
 from tempbalance.core.score import NEEDS_FIT, ScoreName, check_score, compute_score
 from tempbalance.core.tail import TailFit, fit_tail
 from tempbalance.errors import ScoreError
+from tests.cases import raises
 from tests.core.reference import KINDS, random_spectrum, to_tensor
 
 
@@ -34,13 +35,14 @@ def test_every_score_has_its_formula_here():
     assert set(LITERAL) == set(get_args(ScoreName))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("score", LITERAL)
-def test_a_score_is_its_formula(score, kind):
-    values = random_spectrum(kind, 70, 0)
-    fit = fit_tail(to_tensor(values))
-    expected = LITERAL[score](values.tolist(), fit)
-    assert compute_score(to_tensor(values), fit, score=score) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+def test_a_score_is_its_formula(score):
+    for kind in KINDS:
+        values = random_spectrum(kind, 70, 0)
+        fit = fit_tail(to_tensor(values))
+        expected = LITERAL[score](values.tolist(), fit)
+        found = compute_score(to_tensor(values), fit, score=score)
+        assert found == pytest.approx(expected, rel=1e-12, abs=1e-12), kind
 
 
 @pytest.mark.parametrize("score", LITERAL)
@@ -66,16 +68,16 @@ def test_entropy_is_1_for_a_flat_spectrum_and_0_for_rank_one(values, expected):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("score", LITERAL)
-def test_the_default_dtype_does_not_change_a_score(score, dtype):
+def test_the_default_dtype_does_not_change_a_score(dtype):
     values = to_tensor(random_spectrum("pareto", 4099, 0))  # a length that bfloat16 and float16 cannot hold
-    expected = LITERAL[score](values.tolist(), a_fit())
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)
-        assert compute_score(values, a_fit(), score=score) == pytest.approx(expected, rel=1e-12)
+        found = {score: compute_score(values, a_fit(), score=score) for score in LITERAL}
     finally:
         torch.set_default_dtype(before)
+    expected = {score: formula(values.tolist(), a_fit()) for score, formula in LITERAL.items()}
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("score", [score for score in LITERAL if score not in NEEDS_FIT])
@@ -87,7 +89,7 @@ def test_a_score_that_does_not_look_at_the_tail_needs_no_fit(score):
 @pytest.mark.parametrize("score", ["alpha", "alpha_weighted", "log_alpha_norm"])
 def test_a_score_that_looks_at_the_tail_needs_a_fit(score):
     assert score in NEEDS_FIT
-    with pytest.raises(ScoreError, match=f"'{score}' needs a tail fit"):
+    with raises(ScoreError, f"'{score}'"):
         compute_score(to_tensor([1.0, 2.0]), None, score=score)
 
 
@@ -97,39 +99,39 @@ def test_a_callable_is_given_the_spectrum_and_the_fit():
 
 
 def test_a_callable_needs_a_fit():
-    with pytest.raises(ScoreError, match="needs a tail fit"):
+    with pytest.raises(ScoreError):
         compute_score(to_tensor([1.0, 2.0]), None, score=lambda spectrum, fit: 1.0)
 
 
 @pytest.mark.parametrize("value", [None, "high", [1.0, 2.0]])
 def test_a_score_that_is_no_number_is_refused(value):
-    with pytest.raises(ScoreError, match="score must be a number, got"):
+    with raises(ScoreError, repr(value)):
         compute_score(to_tensor([1.0, 2.0]), a_fit(), score=lambda spectrum, fit: value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_score_that_is_not_finite_is_refused(value):
-    with pytest.raises(ScoreError, match=f"score must be finite, got {value}"):
+    with raises(ScoreError, value):
         compute_score(to_tensor([1.0, 2.0]), a_fit(), score=lambda spectrum, fit: value)
-    with pytest.raises(ScoreError, match=f"score must be finite, got {value} from 'alpha'"):
+    with raises(ScoreError, value, "'alpha'"):
         compute_score(to_tensor([1.0, 2.0]), a_fit(value), score="alpha")
 
 
 @pytest.mark.parametrize("score", ["alpha_weighted", "log_alpha_norm", "stable_rank", "entropy"])
 def test_a_zero_spectrum_has_no_finite_score_of_these(score):
-    with pytest.raises(ScoreError, match=f"must be finite, got .* from '{score}'"):
+    with raises(ScoreError, f"'{score}'"):
         compute_score(torch.zeros(5, dtype=torch.float64), a_fit(), score=score)
 
 
 @pytest.mark.parametrize("score", [score for score in LITERAL if score != "alpha"])
 def test_an_infinite_eigenvalue_has_no_finite_score(score):
-    with pytest.raises(ScoreError, match=f"must be finite, got .* from '{score}'"):
+    with raises(ScoreError, f"'{score}'"):
         compute_score(to_tensor([1.0, 2.0, math.inf]), a_fit(), score=score)
 
 
 @pytest.mark.parametrize("score", ["beta", "", "Alpha", None])
 def test_an_unknown_score_is_refused(score):
-    with pytest.raises(ValueError, match=r"score must be one of alpha, alpha_weighted, .* or a callable, got"):
+    with raises(ValueError, "score", *LITERAL, repr(score)):
         compute_score(to_tensor([1.0, 2.0]), a_fit(), score=score)
-    with pytest.raises(ValueError, match="score must be one of"):
+    with raises(ValueError, "score", repr(score)):
         check_score(score)

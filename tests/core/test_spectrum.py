@@ -1,5 +1,6 @@
 import math
 from concurrent.futures import Future
+from functools import cache
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from tempbalance.core.matrices import Part, cut_by_shape, cut_convolution, cut_m
 from tempbalance.core.spectrum import Spectrum, check_weight, gram_matrices, spectra, spectrum
 from tempbalance.core.tail import fit_goodness_of_fit, fit_peak, fit_tail
 from tempbalance.errors import WeightError
+from tests.cases import raises
 from tests.core.reference import hill_alpha, search, search_peak, svd_spectrum
 
 SHAPES = [(40, 25), (25, 40), (30, 30), (1, 20), (20, 1), (1, 1), (12, 8, 3), (8, 12, 3, 3), (6, 5, 2, 3, 2)]
@@ -68,10 +70,10 @@ def _small_in_float32(monkeypatch):
 # what comes out
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_spectrum_is_the_squared_singular_values(shape, dtype):
-    assert_spectrum_equals_svd(gauss(*shape).to(dtype))
+def test_a_spectrum_is_the_squared_singular_values(shape):
+    for dtype in (torch.float64, torch.float32):
+        assert_spectrum_equals_svd(gauss(*shape).to(dtype))
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((12, 4, 3, 3), 3), ((16, 1, 3, 3), 16), ((8, 6, 5), 2)])
@@ -95,11 +97,11 @@ def test_a_convolution_of_many_jobs_is_pooled_in_one_unit():
 
 @pytest.mark.usefixtures("_small_in_float32")
 @pytest.mark.parametrize("dtype", LOW_PRECISIONS, ids=str)
-@pytest.mark.parametrize("shape", [(40, 25), (8, 12, 3, 3)], ids=str)
-def test_low_precision_is_raised_before_anything_is_computed(shape, dtype):
-    assert_spectrum_equals_svd(gauss(*shape).to(dtype))
-    weight = gauss(*shape).to(dtype)
-    assert_within_noise(solved(weight), svd_spectrum(weight))
+def test_low_precision_is_raised_before_anything_is_computed(dtype):
+    for shape in ((40, 25), (8, 12, 3, 3)):
+        weight = gauss(*shape).to(dtype)
+        assert_spectrum_equals_svd(weight)
+        assert_within_noise(solved(weight), svd_spectrum(weight))
 
 
 def assert_within_noise(result: Spectrum, expected: np.ndarray) -> None:
@@ -125,15 +127,15 @@ def test_a_small_matrix_is_solved_in_float64_without_being_asked(side, precise):
     assert solved(gauss(side, 200).float()).precise == precise
 
 
-@pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("shape", [(2, 512, 530), (1, 600, 90), (1, 700, 610), (3, 20, 30)], ids=str)
-def test_a_gram_matrix_is_whole_up_to_its_diagonal(shape, double):
+def test_a_gram_matrix_is_whole_up_to_its_diagonal(shape):
     slices = gauss(*shape).float()
-    gram, exponent = gram_matrices(slices, double=double)
     wide = (slices if shape[1] <= shape[2] else slices.mT).double()
-    expected = (wide @ wide.mT).tril() / 2.0**exponent
-    assert gram.shape == expected.shape
-    assert torch.allclose(gram.double().tril(), expected, rtol=0, atol=(1e-14 if double else 1e-6) * expected.max())
+    for double, tolerance in ((False, 1e-6), (True, 1e-14)):
+        gram, exponent = gram_matrices(slices, double=double)
+        expected = (wide @ wide.mT).tril() / 2.0**exponent
+        assert gram.shape == expected.shape
+        assert torch.allclose(gram.double().tril(), expected, rtol=0, atol=tolerance * expected.max())
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -214,7 +216,7 @@ def test_an_error_in_what_a_spectrum_is_handed_to_is_raised():
     def fail(number, each):
         raise ArithmeticError("no fit")
 
-    with pytest.raises(ArithmeticError, match="no fit"):
+    with raises(ArithmeticError, "no fit"):
         spectra(cut_matrix(gauss(5, 4)), then=fail)
 
 
@@ -236,12 +238,12 @@ def test_an_empty_part_has_an_empty_spectrum():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *LOW_PRECISIONS], ids=str)
-@pytest.mark.parametrize("shape", [(5, 4), (4, 5, 3, 3)], ids=str)
-def test_a_zero_weight_has_zero_eigenvalues(shape, dtype):
-    weight = torch.zeros(shape).to(dtype)
-    assert spectrum(weight).tolist() == [0.0] * (4 * math.prod(shape[2:]))
-    assert solved(weight).largest == 0.0
-    assert len(solved(weight).significant()) == 0
+def test_a_zero_weight_has_zero_eigenvalues(dtype):
+    for shape in ((5, 4), (4, 5, 3, 3)):
+        weight = torch.zeros(shape).to(dtype)
+        assert spectrum(weight).tolist() == [0.0] * (4 * math.prod(shape[2:]))
+        assert solved(weight).largest == 0.0
+        assert len(solved(weight).significant()) == 0
 
 
 def test_eigenvalues_are_never_negative():
@@ -265,8 +267,7 @@ SCALED = [
 
 
 @pytest.mark.parametrize(("dtype", "factor"), SCALED)
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("shape", [(60, 40), (12, 10, 3, 3)], ids=str)
+@pytest.mark.parametrize(("shape", "double"), [((60, 40), False), ((12, 10, 3, 3), True)], ids=str)
 def test_scale_neither_overflows_nor_vanishes(shape, double, dtype, factor):
     weight = (gauss(*shape) * factor).to(dtype)
     unit = float(weight.double().abs().max())
@@ -312,13 +313,13 @@ def test_units_can_be_changed_there_and_back():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW_PRECISIONS], ids=str)
-@pytest.mark.parametrize("shape", [(60, 60), (200, 50), (50, 200)], ids=str)
-def test_rounding_is_the_size_of_what_storing_a_weight_adds_to_it(shape, dtype):
-    weight = gauss(*shape)
-    added = float(torch.linalg.matrix_norm(weight.to(dtype).double() - weight, 2))
-    result = solved(weight.to(dtype))
-    rounding = result.rounding * 2.0 ** (result.exponent // 2)
-    assert rounding / 2 <= added <= rounding
+def test_rounding_is_the_size_of_what_storing_a_weight_adds_to_it(dtype):
+    for shape in ((60, 60), (200, 50), (50, 200)):
+        weight = gauss(*shape)
+        added = float(torch.linalg.matrix_norm(weight.to(dtype).double() - weight, 2))
+        result = solved(weight.to(dtype))
+        rounding = result.rounding * 2.0 ** (result.exponent // 2)
+        assert rounding / 2 <= added <= rounding
 
 
 def test_rounding_of_a_convolution_is_that_of_its_scaled_slices():
@@ -336,8 +337,9 @@ def test_a_values_uncertainty_is_what_noise_and_rounding_can_do_to_it():
     assert result.uncertainty(0.0) == pytest.approx(0.5 + 0.1**2, rel=1e-12)
 
 
-@pytest.mark.parametrize("precise", [False, True])
-@pytest.mark.parametrize(("noise", "rounding"), [(0.5, 0.1), (0.0, 0.2), (0.3, 0.0)])
+@pytest.mark.parametrize(
+    ("noise", "rounding", "precise"), [(0.5, 0.1, False), (0.5, 0.1, True), (0.0, 0.2, True), (0.3, 0.0, True)]
+)
 def test_significant_values_are_those_above_their_own_uncertainty(noise, rounding, precise):
     values = torch.linspace(0, 2, 2000, dtype=torch.float64)
     result = Spectrum(values, 0, noise, rounding, precise)
@@ -346,62 +348,67 @@ def test_significant_values_are_those_above_their_own_uncertainty(noise, roundin
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rank", [1, 7, 20])
-def test_as_many_values_are_significant_as_the_weight_has_rank(rank, dtype):
-    weight = (gauss(60, rank) @ gauss(rank, 80, seed=1)).to(dtype)
-    assert len(solved(weight, double=True).significant()) == rank
+def test_as_many_values_are_significant_as_the_weight_has_rank(dtype):
+    for rank in (1, 7, 20):
+        weight = (gauss(60, rank) @ gauss(rank, 80, seed=1)).to(dtype)
+        assert len(solved(weight, double=True).significant()) == rank
 
 
 # what is refused
 
-REFUSED = {
-    "meta": lambda: torch.empty(4, 5, device="meta"),
-    "complex": lambda: torch.ones(4, 5, dtype=torch.complex64),
-    "integer": lambda: torch.ones(4, 5, dtype=torch.int64),
-    "bool": lambda: torch.ones(4, 5, dtype=torch.bool),
-    "int8": lambda: torch.ones(4, 5, dtype=torch.int8),
-    "sparse coo": lambda: torch.eye(4).to_sparse(),
-    "sparse csr": lambda: torch.eye(4).to_sparse_csr(),
-    "mkldnn": lambda: torch.eye(4).to_mkldnn(),
+REFUSED = {  # how the weight is made, what the error carries
+    "meta": (lambda: torch.empty(4, 5, device="meta"), "meta"),
+    "complex": (lambda: torch.ones(4, 5, dtype=torch.complex64), torch.complex64),
+    "integer": (lambda: torch.ones(4, 5, dtype=torch.int64), torch.int64),
+    "bool": (lambda: torch.ones(4, 5, dtype=torch.bool), torch.bool),
+    "sparse coo": (lambda: torch.eye(4).to_sparse(), torch.sparse_coo),
+    "sparse csr": (lambda: torch.eye(4).to_sparse_csr(), torch.sparse_csr),
+    "mkldnn": (lambda: torch.eye(4).to_mkldnn(), torch._mkldnn),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_weight_without_a_spectrum_is_refused(kind):
-    with pytest.raises(WeightError, match=r"^must "):
-        spectrum(REFUSED[kind]())
-    with pytest.raises(WeightError, match=r"^must "):
-        check_weight(REFUSED[kind]())
+    make, carried = REFUSED[kind]
+    for use in (spectrum, check_weight):
+        with raises(WeightError, carried):
+            use(make())
 
 
 @pytest.mark.parametrize("weight", [np.ones((4, 5)), [[1.0, 2.0]], None])
 def test_what_is_no_tensor_is_refused(weight):
-    with pytest.raises(TypeError, match="must be a tensor"):
+    with raises(TypeError, type(weight).__name__):
         spectrum(weight)
 
 
 NOT_FINITE = [
-    (dtype, value)
-    for dtype in (torch.float64, torch.float32, *LOW_PRECISIONS)
-    for value in (math.nan, math.inf, -math.inf)
-    if dtype != torch.float8_e4m3fn or math.isnan(value)  # which has no infinity
+    *((dtype, value) for dtype in (torch.float64, torch.float32) for value in (math.nan, math.inf, -math.inf)),
+    *((dtype, math.nan) for dtype in LOW_PRECISIONS),
+    (torch.bfloat16, -math.inf),  # float8_e4m3fn has no infinity
 ]
 
 
-@pytest.mark.parametrize(("dtype", "value"), NOT_FINITE, ids=str)
-@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 3), (330, 330, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "value"),
+    [
+        *(((6, 5), *each) for each in NOT_FINITE),
+        ((6, 5, 3, 3), torch.float32, math.nan),
+        ((330, 330, 2), torch.float32, math.inf),
+        ((330, 330, 2), torch.bfloat16, math.nan),
+    ],
+    ids=str,
+)
 def test_a_weight_that_is_not_finite_is_refused(shape, dtype, value):
     weight = gauss(*shape)
     weight.view(-1)[-1] = value
-    with pytest.raises(WeightError, match="must be finite"):
+    with raises(WeightError, "NaN"):
         spectrum(weight.to(dtype))
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("shape", [(), (6,)])
+@pytest.mark.parametrize(("shape", "groups"), [((), 1), ((6,), 1), ((6,), 2)])
 def test_fewer_than_two_dimensions_are_refused(shape, groups):
-    with pytest.raises(WeightError, match="two or more dimensions"):
+    with raises(WeightError, len(shape)):
         spectrum(torch.ones(shape), groups=groups)
 
 
@@ -420,7 +427,7 @@ def test_a_solve_that_fails_is_a_weight_error(monkeypatch):
         raise torch.linalg.LinAlgError("did not converge")
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", fail)
-    with pytest.raises(WeightError, match="did not converge"):
+    with raises(WeightError, "did not converge"):
         spectrum(gauss(5, 4))
 
 
@@ -437,13 +444,12 @@ def parts_that_raise() -> None:
         yield cut_matrix(gauss(5, 4))[0]
         raise RuntimeError("no more")
 
-    with pytest.raises(RuntimeError, match="no more"):
+    with raises(RuntimeError, "no more"):
         spectra(parts())
 
 
 @pytest.mark.parametrize("use", [lambda: spectrum(gauss(20, 30).float()), a_bad_weight, parts_that_raise])
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize(("num_threads", "precision"), [(1, "medium"), (3, "high")])
 def test_threads_and_matmul_precision_are_put_back(num_threads, precision, use):
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision(precision)
@@ -476,17 +482,23 @@ def bits(*, double: bool) -> list[bytes]:
     return [each.eigenvalues.numpy().tobytes() for each in results]
 
 
+@cache
+def expected_bits(*, double: bool) -> list[bytes]:
+    """What `bits` gives with one thread and torch's own settings, which each test starts with."""
+    torch.set_num_threads(1)
+    return bits(double=double)
+
+
 @pytest.mark.parametrize("double", [False, True])
 def test_the_bits_do_not_depend_on_the_number_of_threads(double):
-    torch.set_num_threads(1)
-    alone = bits(double=double)
+    alone = expected_bits(double=double)
     torch.set_num_threads(2)
     assert bits(double=double) == alone
 
 
 @pytest.mark.parametrize("double", [False, True])
 def test_the_bits_do_not_depend_on_the_matmul_precision(double):
-    expected = bits(double=double)
+    expected = expected_bits(double=double)
     torch.set_float32_matmul_precision("medium")
     assert bits(double=double) == expected
 
@@ -512,7 +524,7 @@ class InCallingThread:
 @pytest.mark.parametrize("calling_thread", [False, True])
 @pytest.mark.parametrize("double", [False, True])
 def test_autocast_changes_nothing(double, calling_thread, monkeypatch):
-    expected = bits(double=double)
+    expected = expected_bits(double=double)
     if calling_thread:
         monkeypatch.setattr("tempbalance.core.spectrum.ThreadPoolExecutor", InCallingThread)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -524,7 +536,7 @@ def test_autocast_changes_nothing(double, calling_thread, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_the_default_dtype_changes_nothing(dtype):
-    expected = bits(double=False)
+    expected = expected_bits(double=False)
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)

@@ -7,6 +7,7 @@ import torch
 
 from tempbalance.core.tail import TailFit, check_tail, fit_goodness_of_fit, fit_hill, fit_peak, fit_tail
 from tempbalance.errors import TailError
+from tests.cases import raises
 from tests.core.reference import (
     KINDS,
     density_peak,
@@ -99,9 +100,7 @@ def test_zeros_below_the_threshold_do_not_matter_to_the_median():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_goodness_of_fit_agrees_with_a_loop_over_all_thresholds(kind):
-    sizes = random_sizes(kind, 200 // len(KINDS))
-    assert len(sizes) * len(KINDS) == 200
-    for seed, size in enumerate(sizes):
+    for seed, size in enumerate(random_sizes(kind, 8)):
         values = random_spectrum(kind, size, seed)
         assert_fit(fit_goodness_of_fit(to_tensor(values)), search(values))
 
@@ -109,14 +108,14 @@ def test_goodness_of_fit_agrees_with_a_loop_over_all_thresholds(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_goodness_of_fit_agrees_where_most_thresholds_are_ruled_out_by_their_bound(kind, monkeypatch):
     monkeypatch.setattr("tempbalance.core.tail._BLOCK_SIZE", 1000)  # a few candidates at a time, as at 20,000 values
-    for seed, size in enumerate(random_sizes(kind, 10)):
+    for seed, size in enumerate(random_sizes(kind, 5)):
         values = random_spectrum(kind, size, seed)
         assert_fit(fit_goodness_of_fit(to_tensor(values)), search(values))
 
 
-@pytest.mark.parametrize("kind", ["pareto", "lognormal", "outliers", "ties"])
+@pytest.mark.parametrize("kind", ["pareto", "ties"])
 def test_goodness_of_fit_agrees_with_the_loop_on_a_long_spectrum(kind):
-    values = random_spectrum(kind, 1500, 0)
+    values = random_spectrum(kind, 1000, 0)
     assert_fit(fit_goodness_of_fit(to_tensor(values)), search(values))
 
 
@@ -186,7 +185,7 @@ def test_zeros_are_passed_over(fit):
     assert fit(to_tensor(np.concatenate([np.zeros(9), values]))) == fit(to_tensor(values))
 
 
-@pytest.mark.parametrize("kind", ["pareto", "lognormal"])
+@pytest.mark.parametrize("kind", [pytest.param("pareto", marks=pytest.mark.slow), "lognormal"])
 def test_the_search_stays_below_100_megabytes_at_20000_eigenvalues(kind):
     values = to_tensor(random_spectrum(kind, 20_000, 0))
     tracemalloc.start()
@@ -246,37 +245,37 @@ def test_the_standard_error_is_the_spread_of_hill_over_many_samples():
 
 @pytest.mark.parametrize(("size", "num_tail"), [(0, 0), (1, 0), (2, 1), (3, 1), (3, 3), (5, 6), (5, -2)])
 def test_hill_takes_two_values_and_one_below_them(size, num_tail):
-    with pytest.raises(TailError, match=f"a tail of {num_tail} of {size} eigenvalues"):
+    with raises(TailError, num_tail, size):
         fit_hill(to_tensor(np.arange(1.0, size + 1)), num_tail=num_tail)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
 def test_a_spectrum_too_short_for_a_median_is_refused(size):
-    with pytest.raises(TailError, match="it takes at least 2 and one below them"):
+    with raises(TailError, size // 2, size):
         fit_tail(to_tensor(np.arange(1.0, size + 1)))
 
 
-@pytest.mark.parametrize("tail", ["goodness_of_fit", "peak"])
 @pytest.mark.parametrize("values", [[], [2.0], [0.0, 0.0, 2.0], [3.0, 3.0, 3.0], [0.0, 3.0, 3.0]])
-def test_a_search_takes_two_different_positive_values(values, tail):
-    with pytest.raises(TailError, match="alpha is undefined"):
-        fit_tail(to_tensor(values), tail=tail)
+def test_a_search_takes_two_different_positive_values(values):
+    for tail in ("goodness_of_fit", "peak"):
+        with raises(TailError, np.count_nonzero(values)):
+            fit_tail(to_tensor(values), tail=tail)
 
 
 @pytest.mark.parametrize("tail", ["median", "goodness_of_fit", "peak"])
-@pytest.mark.parametrize("value", [0.0, 0.1, 1.0, 3.0, 1e-300])
-def test_a_flat_spectrum_is_refused(value, tail):
-    with pytest.raises(TailError):
-        fit_tail(torch.full((60,), value, dtype=torch.float64), tail=tail)
+def test_a_flat_spectrum_is_refused(tail):
+    for value in (0.0, 0.1, 1.0, 3.0, 1e-300):
+        with pytest.raises(TailError):
+            fit_tail(torch.full((60,), value, dtype=torch.float64), tail=tail)
 
 
 def test_a_flat_tail_over_a_lower_body_is_refused_by_the_median():
-    with pytest.raises(TailError, match="all 3 tail values equal the threshold"):
+    with raises(TailError, 3):
         fit_tail(to_tensor([1.0, 2.0, 5.0, 5.0, 5.0, 5.0]))
 
 
 def test_a_threshold_of_zero_is_refused():
-    with pytest.raises(TailError, match="threshold is zero"):
+    with raises(TailError, "zero"):
         fit_tail(to_tensor([0.0, 0.0, 1.0, 2.0]))
 
 
@@ -286,8 +285,9 @@ def test_a_peak_with_no_threshold_near_it_below_the_largest_value_is_refused(val
         fit_peak(to_tensor(values))
 
 
-@pytest.mark.parametrize("level", [9.0, 0.5625, 1.0, 1e-5])
-@pytest.mark.parametrize("spread", [1e-15, 1e-14, 1e-12])
+@pytest.mark.parametrize(
+    ("spread", "level"), [(1e-15, 9.0), (1e-15, 1e-5), (1e-14, 0.5625), (1e-14, 1.0), (1e-12, 9.0), (1e-12, 1.0)]
+)
 @pytest.mark.parametrize("tail", ["median", "goodness_of_fit", "peak"])
 def test_values_that_differ_by_rounding_alone_are_fitted_or_refused(tail, spread, level):
     values = level * (1 + spread * np.sort(np.random.RandomState(0).standard_normal(80)))
@@ -321,23 +321,21 @@ def test_a_spectrum_that_is_not_finite_is_refused(value, tail):
 
 @pytest.mark.parametrize("tail", ["mean", "", "Median", None, 2])
 def test_an_unknown_tail_is_refused(tail):
-    with pytest.raises(ValueError, match="tail must be one of median, goodness_of_fit, peak or a callable, got"):
+    with raises(ValueError, "tail", "median", "goodness_of_fit", "peak", repr(tail)):
         fit_tail(to_tensor([1.0, 2.0, 3.0, 4.0]), tail=tail)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5, math.nan, math.inf])
 def test_a_tail_fraction_out_of_range_is_refused(fraction):
-    with pytest.raises(ValueError, match="tail_fraction must satisfy 0 < tail_fraction < 1, got"):
+    with raises(ValueError, "tail_fraction", fraction):
         fit_tail(to_tensor([1.0, 2.0, 3.0, 4.0]), tail_fraction=fraction)
 
 
 @pytest.mark.parametrize("tail", ["median", "goodness_of_fit", "peak"])
-@pytest.mark.parametrize(
-    "values", [[1.0, 3.0, 2.0, 4.0, 5.0], [5.0, 4.0, 3.0, 2.0, 1.0], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]
-)
-def test_a_spectrum_that_is_not_an_ascending_row_is_refused(values, tail):
-    with pytest.raises((ValueError, TailError)):
-        fit_tail(to_tensor(values), tail=tail)
+def test_a_spectrum_that_is_not_an_ascending_row_is_refused(tail):
+    for values in ([1.0, 3.0, 2.0, 4.0, 5.0], [5.0, 4.0, 3.0, 2.0, 1.0], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]):
+        with pytest.raises((ValueError, TailError)):
+            fit_tail(to_tensor(values), tail=tail)
 
 
 def test_fit_tail_gives_the_spectrum_to_a_callable():
@@ -347,5 +345,5 @@ def test_fit_tail_gives_the_spectrum_to_a_callable():
 
 def test_a_callable_is_a_tail():
     check_tail(lambda spectrum: TailFit(2.0, 1.0, 0.1, 5), 0.5)
-    with pytest.raises(ValueError, match="tail_fraction"):
+    with raises(ValueError, "tail_fraction", 2.0):
         check_tail(lambda spectrum: TailFit(2.0, 1.0, 0.1, 5), 2.0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tempbalance.core.matrices import CONV_FACTOR, Part, check_windows, cut_convolution, cut_windows
+from tests.cases import raises
 from tests.core.test_matrices import numbered
 
 SHAPES = [(1, 6, 6), (1, 4, 12), (1, 12, 4), (1, 5, 13), (3, 7, 9), (2, 10, 3), (1, 2, 11), (4, 1, 5), (1, 23, 17)]
@@ -24,20 +25,20 @@ def windows_one_by_one(slices: torch.Tensor, side: int) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("windows", ["square", 2, 3, 4, 100])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_windows_are_those_of_a_loop_and_cover_the_matrices(shape, windows):
+def test_windows_are_those_of_a_loop_and_cover_the_matrices(shape):
     slices = numbered(*shape)
-    side = min(shape[1:]) if windows == "square" else min(windows, *shape[1:])
-    cut = cut_windows(Part("q", slices, 0.25), windows)
-    assert (cut.name, cut.factor) == ("q", 0.25)
-    assert cut.slices.tolist() == torch.stack(windows_one_by_one(slices, side)).tolist()
-    assert set(cut.slices.flatten().tolist()) == set(slices.flatten().tolist())
-    assert cut.num_eigenvalues == shape[0] * math.ceil(shape[1] / side) * math.ceil(shape[2] / side) * side
+    for windows in ("square", 2, 3, 4, 100):
+        side = min(shape[1:]) if windows == "square" else min(windows, *shape[1:])
+        cut = cut_windows(Part("q", slices, 0.25), windows)
+        assert (cut.name, cut.factor) == ("q", 0.25)
+        assert cut.slices.tolist() == torch.stack(windows_one_by_one(slices, side)).tolist()
+        assert set(cut.slices.flatten().tolist()) == set(slices.flatten().tolist())
+        assert cut.num_eigenvalues == shape[0] * math.ceil(shape[1] / side) * math.ceil(shape[2] / side) * side
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_windows_of_a_weight_that_is_not_there_have_the_same_shape(shape):
+@pytest.mark.parametrize("shape", SHAPES[1:5])
+def test_windows_of_a_weight_on_the_meta_device_have_the_same_shape(shape):
     meta = cut_windows(Part("", torch.empty(shape, device="meta")), 3)
     assert meta.slices.device.type == "meta"
     assert meta.slices.shape == cut_windows(Part("", numbered(*shape)), 3).slices.shape
@@ -68,12 +69,12 @@ def test_a_weight_without_entries_has_no_windows():
     assert cut_windows(Part("", torch.empty(1, 0, 5)), "square").slices.numel() == 0
 
 
-@pytest.mark.parametrize("windows", [None, "square", 2, 4096])
-def test_sizes_of_windows_are_taken(windows):
-    check_windows(windows)
+def test_sizes_of_windows_are_taken():
+    for windows in (None, "square", 2, 4096):
+        check_windows(windows)
 
 
 @pytest.mark.parametrize("windows", ["round", 1, 0, -3, 2.0, True, [2]])
 def test_what_is_no_size_of_windows_is_refused(windows):
-    with pytest.raises(ValueError, match="windows must be None, 'square' or a whole number of at least 2, got"):
+    with raises(ValueError, "windows", "'square'", repr(windows)):
         check_windows(windows)
