@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import (
 
 import tempbalance
 from tempbalance import LayerRow, TailFit, TempBalance, TempBalanceError, param_groups, split_param_groups
-from tests.cases import train_step
+from tests.cases import assert_carries, raises, train_step, warns
 from tests.schedules import (
     OPTIMIZERS,
     SCHEDULES,
@@ -40,7 +40,9 @@ from tests.schedules import (
 pytestmark = pytest.mark.filterwarnings("error")
 
 SCORED = ["3", "6", "9"]
-OUTERMOST = "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`"
+# one of each shape that TempBalance has to look into: plain, driving momentum, watching a metric, nested
+SHAPES = ["cosine", "warm_restarts", "one_cycle", "cyclic_triangular", "plateau_per_group", "sequential", "chained"]
+SHAPES += ["sequential_in_chained", "chained_in_sequential", "swa"]
 
 
 def balanced(build=None, *, kind="sgd", seed=0, groups=None, **options):
@@ -81,9 +83,7 @@ def test_every_scheduler_of_torch_is_in_the_table():
     assert known - covered == {LRScheduler, lr_scheduler._LRScheduler}
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_scales_never_compound_over_200_epochs(name, kind):
+def assert_never_compounds(name, kind, *, num_epochs):
     model = small_mlp()
     optimizer = OPTIMIZERS[kind](param_groups(model, two_rates(model)))
     twin = bare_twin(optimizer)
@@ -91,7 +91,7 @@ def test_scales_never_compound_over_200_epochs(name, kind):
     scheduler = TempBalance(optimizer, model, SCHEDULES[name](optimizer), min_eigenvalues=8, interval=5)
     scales = {tuple(scheduler.last_scales.values())}
     assert_follows(scheduler, twin, 1e-12)
-    for epoch in range(200):
+    for epoch in range(num_epochs):
         shake(model, epoch)
         twin.step()
         optimizer.step()
@@ -99,12 +99,35 @@ def test_scales_never_compound_over_200_epochs(name, kind):
         advance(scheduler, epoch)
         assert_follows(scheduler, twin, 1e-12)
         scales.add(tuple(scheduler.last_scales.values()))
-    assert len(scales) == 41
-    assert scheduler.last_epoch == 200
+    assert len(scales) == num_epochs // 5 + 1
+    assert scheduler.last_epoch == num_epochs
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
+def test_scales_never_compound(name):
+    assert_never_compounds(name, "sgd", num_epochs=40)
+
+
+@pytest.mark.parametrize("name", ["exponential", "one_cycle", "cyclic_triangular2"])
+def test_scales_never_compound_where_a_schedule_drives_betas(name):
+    assert_never_compounds(name, "adamw", num_epochs=40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("multistep", "sgd"), ("cosine_floor", "adamw"), ("multiplicative_per_group", "sgd"), ("one_cycle", "adamw"),
+     ("linear_decay", "sgd"), ("plateau_per_group", "sgd"), ("sequential_in_chained", "adamw")],
+)  # fmt: skip
+def test_scales_never_compound_over_200_epochs(name, kind):
+    assert_never_compounds(name, kind, num_epochs=200)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in SCHEDULES), *((name, torch.float64) for name in ("cosine", "multiplicative"))],
+    ids=str,
+)
 def test_a_tensor_rate_is_written_in_place_in_each_group_on_its_own(name, dtype):
     model = small_mlp()
     optimizer = SGD(param_groups(model), lr=torch.tensor(0.1, dtype=dtype), momentum=0.9)
@@ -118,7 +141,7 @@ def test_a_tensor_rate_is_written_in_place_in_each_group_on_its_own(name, dtype)
     tensors = [group["lr"] for group in optimizer.param_groups]
     assert len({id(each) for each in [*tensors, optimizer.defaults["lr"]]}) == len(tensors) + 1
     assert_follows(scheduler, twin, torch.finfo(dtype).eps)
-    for epoch in range(40):
+    for epoch in range(20):
         shake(model, epoch)
         twin.step()
         optimizer.step()
@@ -144,11 +167,14 @@ def test_without_a_schedule_the_base_rate_stays(number):
     assert {*scheduler.last_scales} == {*SCORED}
 
 
-@pytest.mark.parametrize("name", ["cosine", "multiplicative", "linear_warmup", "plateau", "chained"])
-@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [*((name, float) for name in ("cosine", "multiplicative", "linear_warmup", "plateau", "chained")),
+     ("cosine", torch.tensor)],
+)  # fmt: skip
 def test_a_rate_of_zero_stays_zero_beside_another(name, number):
     model, optimizer, scheduler = balanced(SCHEDULES[name], groups=lambda model: two_rates(model, (number(0.0), 0.1)))
-    for epoch in range(30):
+    for epoch in range(12):
         shake(model, epoch)
         optimizer.step()
         advance(scheduler, epoch)
@@ -288,8 +314,7 @@ def test_unlabelled_groups_keep_scale_1():
 # when it scores
 
 
-@pytest.mark.parametrize("start", [0, 1, 4])
-@pytest.mark.parametrize("interval", [1, 3, 7])
+@pytest.mark.parametrize(("start", "interval"), [(0, 1), (4, 1), (0, 3), (1, 3), (4, 7)])
 def test_layers_are_scored_at_start_and_every_interval_from_there(start, interval):
     model, optimizer, scheduler = balanced(SCHEDULES["cosine"], start=start, interval=interval)
     for call in range(20):
@@ -335,8 +360,13 @@ def test_rescore_reads_the_weights_as_they_are():
 # what goes wrong while it runs
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("name", ["cosine", "one_cycle", "plateau", "sequential_in_chained", None])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, math.nan) for name in ("cosine", "one_cycle", "plateau", "sequential_in_chained", None)),
+        (None, math.inf),
+    ],
+)
 def test_a_bad_weight_is_named_and_nothing_moves(name, value):
     model, optimizer, scheduler = balanced(name and SCHEDULES[name])
     for epoch in range(3):
@@ -346,10 +376,10 @@ def test_a_bad_weight_is_named_and_nothing_moves(name, value):
     kept = model[6].weight.detach().clone()
     with torch.no_grad():
         model[6].weight[2, 3] = value
-    with pytest.raises(TempBalanceError, match="layer '6'"):
+    with raises(TempBalanceError, "'6'"):
         advance(scheduler, 3)
     assert snapshot(scheduler) == before
-    with pytest.raises(TempBalanceError, match="layer '6'"):
+    with raises(TempBalanceError, "'6'"):
         scheduler.rescore()
     assert snapshot(scheduler) == before
     with torch.no_grad():
@@ -362,7 +392,7 @@ def test_a_bad_weight_at_the_first_scoring_leaves_the_optimizer_as_it_was():
     model = small_mlp()
     optimizer = SGD(param_groups(model), lr=0.1)
     nn.init.constant_(model[3].weight, math.nan)
-    with pytest.raises(TempBalanceError, match="layer '3'"):
+    with raises(TempBalanceError, "'3'"):
         TempBalance(optimizer, model, min_eigenvalues=8)
     assert set(rates_of(optimizer)) == {0.1}
     assert "initial_lr" not in optimizer.param_groups[0]
@@ -403,7 +433,7 @@ def test_one_cycle_past_its_end_says_so_each_time_and_keeps_the_scaled_rates():
     before = rates_of(optimizer)
     for _ in range(2):
         shake(model, 1)
-        with pytest.raises(ValueError, match="total steps is 4"):
+        with raises(ValueError, 4):
             scheduler.step()
         assert rates_of(optimizer) == before
 
@@ -416,24 +446,23 @@ def test_it_refuses_to_be_inside_sequential(position):
     _, optimizer, scheduler = balanced()
     parts = [ConstantLR(optimizer), ExponentialLR(optimizer, 0.9)]
     parts.insert(position, scheduler)
-    with pytest.raises(RuntimeError, match=OUTERMOST):
+    with raises(RuntimeError, "`schedule`"):
         SequentialLR(optimizer, parts, milestones=[1, 2])
 
 
 def test_it_refuses_to_be_inside_sequential_with_a_schedule_of_its_own():
     _, optimizer, scheduler = balanced(SCHEDULES["cosine"])
-    with pytest.raises(RuntimeError, match=OUTERMOST):
+    with raises(RuntimeError, "`schedule`"):
         SequentialLR(optimizer, [scheduler, ExponentialLR(optimizer, 0.9)], milestones=[3])
 
 
-@pytest.mark.parametrize("position", [0, 1])
-@pytest.mark.parametrize("name", ["cosine", None])
+@pytest.mark.parametrize(("position", "name"), [(0, "cosine"), (1, "cosine"), (0, None)])
 def test_it_refuses_to_be_inside_chained(position, name):
     _, optimizer, scheduler = balanced(name and SCHEDULES[name])
     parts = [ExponentialLR(optimizer, 0.9)]
     parts.insert(position, scheduler)
     optimizer.step()
-    with pytest.raises(RuntimeError, match=OUTERMOST):
+    with raises(RuntimeError, "`schedule`"):
         ChainedScheduler(parts).step()
 
 
@@ -442,20 +471,20 @@ def test_it_refuses_to_be_inside_a_chain_that_it_is_given():
     chain = ChainedScheduler([ExponentialLR(optimizer, 0.9), scheduler])
     outer = TempBalance(optimizer, model, chain, min_eigenvalues=8)
     optimizer.step()
-    with pytest.raises(RuntimeError, match=OUTERMOST):
+    with raises(RuntimeError, "`schedule`"):
         outer.step()
 
 
 def test_it_refuses_itself_as_schedule():
     model, optimizer, scheduler = balanced()
-    with pytest.raises(TypeError, match="schedule must be a scheduler of torch, got TempBalance"):
+    with raises(TypeError, "schedule", "TempBalance"):
         TempBalance(optimizer, model, scheduler)
 
 
 def test_plateau_needs_its_metric():
     _, optimizer, scheduler = balanced(SCHEDULES["plateau"])
     before = snapshot(scheduler)
-    with pytest.raises(TypeError, match="metric"):
+    with raises(TypeError, "ReduceLROnPlateau"):
         scheduler.step()
     assert snapshot(scheduler) == before
     optimizer.step()
@@ -467,27 +496,31 @@ def test_plateau_needs_its_metric():
 
 def test_arguments_for_no_schedule_are_refused():
     _, _, scheduler = balanced()
-    with pytest.raises(TypeError, match="no arguments"):
+    with raises(TypeError, 0.5):
         scheduler.step(0.5)
     assert scheduler.last_epoch == 0
 
 
-@pytest.mark.parametrize("name", ["cosine", "plateau", "sequential", "chained", "sequential_in_chained"])
-def test_a_schedule_of_another_optimizer_is_refused(name):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("cosine", "CosineAnnealingLR"), ("plateau", "ReduceLROnPlateau"), ("sequential", "SequentialLR"),
+     ("chained", "ChainedScheduler"), ("sequential_in_chained", "ChainedScheduler")],
+)  # fmt: skip
+def test_a_schedule_of_another_optimizer_is_refused(name, told):
     model, optimizer, _ = balanced()
     schedule = SCHEDULES[name](bare_twin(optimizer))
-    with pytest.raises(ValueError, match="another optimizer"):
+    with raises(ValueError, told):
         TempBalance(optimizer, model, schedule)
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "plateau"])  # which adapts by itself
+@pytest.mark.parametrize("name", [*SHAPES, "lambda_per_group", "multiplicative_per_group", "cyclic_per_group"])
 def test_a_schedule_built_before_the_split_is_refused(name):
     model = small_mlp()
     optimizer = SGD(two_rates(model), lr=0.1, momentum=0.9)
     schedule = SCHEDULES[name](optimizer)
     split_param_groups(optimizer, model)
     before = rates_of(optimizer)
-    with pytest.raises(ValueError, match="split"):
+    with raises(ValueError, 2, len(optimizer.param_groups)):
         TempBalance(optimizer, model, schedule, min_eigenvalues=8)
     assert rates_of(optimizer) == before
 
@@ -508,25 +541,26 @@ def test_plateau_built_before_the_split_works():
 @pytest.mark.parametrize("label", [param_groups, lambda model: model.parameters()], ids=["labelled", "unlabelled"])
 def test_an_optimizer_of_another_model_is_refused(label):
     optimizer = SGD(label(small_mlp(seed=1)), lr=0.1)
-    with pytest.raises(ValueError, match=r"model|label"):
+    with raises(ValueError, "optimizer", "model"):
         TempBalance(optimizer, small_mlp(), min_eigenvalues=8)
     assert set(rates_of(optimizer)) == {0.1}
 
 
 def test_an_unlabelled_optimizer_is_refused():
     model = small_mlp()
-    with pytest.raises(ValueError, match="split_param_groups"):
+    with raises(ValueError, "split_param_groups"):
         TempBalance(SGD(model.parameters(), lr=0.1), model)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "model", "schedule"),
-    [("sgd", None, None), (None, "mlp", None), (None, None, "cosine"), (None, None, CosineAnnealingLR)],
+    ("name", "wrong"),
+    [("optimizer", "sgd"), ("model", "mlp"), ("schedule", "cosine"), ("schedule", CosineAnnealingLR)],
 )
-def test_arguments_of_the_wrong_type_are_refused(optimizer, model, schedule):
-    own, right, _ = balanced()
-    with pytest.raises(TypeError, match="must be"):
-        TempBalance(optimizer or right, model or own, schedule)
+def test_arguments_of_the_wrong_type_are_refused(name, wrong):
+    model, optimizer, _ = balanced()
+    given = {"optimizer": optimizer, "model": model, "schedule": None, name: wrong}
+    with raises(TypeError, name, type(wrong).__name__):
+        TempBalance(**given)
 
 
 BAD_OPTIONS = [
@@ -564,25 +598,27 @@ BAD_OPTIONS = [
 def test_a_bad_option_is_refused_by_name_and_nothing_is_written(options):
     model = small_mlp()
     optimizer = SGD(param_groups(model), lr=0.1)
-    with pytest.raises((ValueError, TypeError), match=next(iter(options))):
+    with pytest.raises((ValueError, TypeError)) as caught:
         TempBalance(optimizer, model, **{"min_eigenvalues": 8, **options})
+    ((name, value),) = options.items()
+    assert_carries(str(caught.value), name, *(value if isinstance(value, dict) else [repr(value)]))
     assert set(rates_of(optimizer)) == {0.1}
     assert "initial_lr" not in optimizer.param_groups[0]
 
 
 def test_options_are_keyword_only():
     model, optimizer, _ = balanced()
-    with pytest.raises(TypeError, match="positional"):
+    with raises(TypeError, "positional"):
         TempBalance(optimizer, model, None, (0.5, 1.5))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [*SHAPES, "plateau", "linear_decay", "multiplicative"])
 def test_a_schedule_that_somebody_else_steps_is_noticed(name):
     _, optimizer, scheduler = balanced(SCHEDULES[name])
     optimizer.step()
     advance(scheduler, 0)
     advance(scheduler.schedule, 1)
-    with pytest.raises(RuntimeError, match="something else stepped the schedule"):
+    with raises(RuntimeError, "schedule", "restore()"):
         advance(scheduler, 2)
     assert scheduler.last_epoch == 1
 
@@ -605,7 +641,7 @@ def test_a_second_one_takes_over_without_compounding(number):
     third = TempBalance(optimizer, model, schedule, min_eigenvalues=8, assignment="step")
     for earlier in (first, second):
         for refused in (earlier.step, earlier.rescore, lambda earlier=earlier: earlier.load_state_dict({})):
-            with pytest.raises(RuntimeError, match="taken over"):
+            with raises(RuntimeError, "TempBalance"):
                 refused()
     for epoch in range(4):
         expected = [base * scale_of(third, group) for group in optimizer.param_groups]
@@ -646,7 +682,7 @@ def test_a_second_one_with_a_schedule_that_was_built_on_scaled_rates_is_refused(
     model, optimizer, first = balanced(SCHEDULES["step"])
     schedule = SCHEDULES[name](optimizer)
     before = rates_of(optimizer)
-    with pytest.raises(ValueError, match="earlier TempBalance"):
+    with raises(ValueError, "restore()"):
         TempBalance(optimizer, model, schedule, min_eigenvalues=8)
     assert rates_of(optimizer) == before
     first.rescore()  # still in charge
@@ -656,7 +692,7 @@ def test_a_second_one_with_a_schedule_that_was_built_on_scaled_rates_is_refused(
 def test_a_refused_second_one_leaves_the_first_in_charge():
     model, optimizer, first = balanced(SCHEDULES["cosine"])
     before = snapshot(first)
-    with pytest.raises(ValueError, match="interval"):
+    with raises(ValueError, "interval", 0):
         TempBalance(optimizer, model, first.schedule, interval=0)
     assert snapshot(first) == before
     optimizer.step()
@@ -681,8 +717,7 @@ def test_a_model_whose_layers_are_all_left_out_trains_at_the_base_rate_and_says_
             scheduler.step()
         scheduler.rescore()
     assert len(caught) == 1
-    assert "no layer is scored" in str(caught[0].message)
-    assert "min_eigenvalues is 50" in str(caught[0].message)
+    assert_carries(str(caught[0].message), "min_eigenvalues", 50)
     assert scheduler.last_scores == scheduler.last_scales == {}
 
 
@@ -696,22 +731,21 @@ def test_a_model_without_layers_says_so_once():
             optimizer.step()
             scheduler.step()
         scheduler.rescore()
-    assert [str(each.message) for each in caught if "no layers" in str(each.message)] == [str(caught[0].message)]
-    assert len(caught) == 1
+    assert [each.category for each in caught] == [UserWarning]
     assert rates_of(optimizer) == [0.1]
 
 
 def test_the_warning_points_at_the_line_that_builds_it():
     model = small_mlp()
     optimizer = SGD(param_groups(model), lr=0.1)
-    with pytest.warns(UserWarning, match="no layer is scored") as caught:
+    with pytest.warns(UserWarning, match="min_eigenvalues") as caught:
         TempBalance(optimizer, model)
     assert caught[0].filename == __file__
 
 
 def test_stepping_before_the_optimizer_warns_as_torch_does():
     _, _, scheduler = balanced()
-    with pytest.warns(UserWarning, match=r"before `?optimizer.step\(\)"):
+    with warns(UserWarning, "optimizer.step()"):
         scheduler.step()
 
 
@@ -722,13 +756,11 @@ def test_the_table_has_each_layer_with_its_numbers_or_the_reason():
     scheduler = TempBalance(optimizer, model, min_eigenvalues=19, score_last=True, exclude=["12"])
     table = scheduler.table()
     assert [row.name for row in table] == ["0", "3", "6", "9", "12"]
-    assert [row.reason for row in table] == [
-        "first layer",
-        "",
-        "18 eigenvalues, min_eigenvalues is 19",
-        "frozen",
-        "name matches exclude pattern '12'",
-    ]
+    for row, carried in zip(
+        table, [["first"], [], [18, "min_eigenvalues", 19], ["frozen"], ["exclude", "'12'"]], strict=True
+    ):
+        assert_carries(row.reason, *carried)
+        assert bool(row.reason) == bool(carried)
     assert scheduler.last_scores == {"3": table["3"].score}
     assert table["3"].score == table["3"].alpha
     lines = str(table).splitlines()[1:]
@@ -753,19 +785,21 @@ def test_before_start_the_table_says_that_nothing_is_scored_yet():
     _, _, scheduler = balanced(start=2)
     table = scheduler.table()
     assert all(isinstance(row, LayerRow) for row in table)
-    assert {row.reason for row in table} == {"not scored yet"}
+    assert all(row.reason and row.score is None for row in table)
     assert [row.name for row in table] == ["0", "3", "6", "9", "12"]
 
 
 # options
 
 
+SCORES = ["alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_rank", "frobenius_norm", "entropy"]
+
+
 @pytest.mark.parametrize(
-    "score",
-    ["alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_rank", "frobenius_norm", "entropy"],
-)
-@pytest.mark.parametrize("assignment", ["linear", "step"])
-@pytest.mark.parametrize("tail", ["median", "goodness_of_fit", "peak"])
+    ("score", "tail", "assignment"),
+    [*((score, "median", "linear") for score in SCORES), ("alpha", "goodness_of_fit", "linear"),
+     ("alpha", "peak", "linear"), ("alpha_weighted", "peak", "step"), ("entropy", "median", "step")],
+)  # fmt: skip
 def test_each_score_and_tail_gives_rates_within_range(score, tail, assignment):
     options = {"score": score, "tail": tail, "assignment": assignment, "scale_range": (0.4, 1.7)}
     model, optimizer, scheduler = balanced(SCHEDULES["exponential"], **options, score_first=True, score_last=True)
@@ -843,13 +877,13 @@ def test_score_tail_and_assignment_take_callables():
 def test_a_callable_that_gives_no_number_is_an_error_that_names_the_layer():
     _, _, scheduler = balanced(score=lambda spectrum, fit: math.nan, start=1)
     before = snapshot(scheduler)
-    with pytest.raises(TempBalanceError, match="layer '3'"):
+    with raises(TempBalanceError, "'3'"):
         scheduler.rescore()
     assert snapshot(scheduler) == before
 
 
 def test_an_assignment_that_forgets_a_layer_is_an_error_that_names_it():
-    with pytest.raises(TempBalanceError, match="layer '6'"):
+    with raises(TempBalanceError, "'6'"):
         balanced(assignment=lambda scores, scale_range: {"3": 1.0, "9": 1.0})
 
 
@@ -870,7 +904,7 @@ def test_a_rate_that_somebody_else_sets_is_overwritten_with_a_warning():
     before = rates_of(optimizer)
     for group in optimizer.param_groups:
         group["lr"] *= 0.1
-    with pytest.warns(UserWarning, match="something else set the rates of groups"):
+    with warns(UserWarning, ["0", *SCORED, "12"]):
         scheduler.step()
     assert rates_of(optimizer) != before
     assert rates_of(optimizer) == scheduler.get_last_lr()
@@ -884,7 +918,7 @@ def test_restoring_puts_the_base_rates_back_and_a_new_schedule_can_be_built():
     first.restore()
     assert rates_of(optimizer) == pytest.approx([base] * len(optimizer.param_groups), rel=1e-12)
     assert not any("balanced_lr" in group for group in optimizer.param_groups)
-    with pytest.raises(RuntimeError, match="taken over"):
+    with raises(RuntimeError, "TempBalance"):
         first.step()
     second = TempBalance(optimizer, model, ConstantLR(optimizer, 0.5), min_eigenvalues=8)
     expected = [base * 0.5 * scale_of(second, group) for group in optimizer.param_groups]
@@ -898,7 +932,7 @@ def test_a_layer_without_a_labelled_group_says_so_in_the_table():
     row = scheduler.table()["6"]
     assert row.score is not None
     assert row.scale == 1.0
-    assert row.reason == "no param group of this optimizer has its label"
+    assert "param group" in row.reason
 
 
 def test_a_function_stays_the_one_the_scheduler_was_built_with():
@@ -912,31 +946,31 @@ def test_a_function_stays_the_one_the_scheduler_was_built_with():
     assert other.assignment is half
     saved = other.state_dict()
     third = TempBalance(optimizer, model, min_eigenvalues=8)
-    with pytest.raises(ValueError, match="saved with a function as assignment"):
+    with raises(ValueError, "assignment", "linear"):
         third.load_state_dict(saved)
 
 
-@pytest.mark.parametrize("wrong", [lambda spectrum, fit: None, lambda spectrum, fit: "high"])
+@pytest.mark.parametrize("wrong", [None, "high"])
 def test_a_score_function_that_gives_no_number_is_named(wrong):
     model = small_mlp()
-    with pytest.raises(tempbalance.ScoreError, match=r"layer '3'.*score must be a number"):
-        TempBalance(SGD(param_groups(model), lr=0.1), model, min_eigenvalues=8, score=wrong)
+    with raises(tempbalance.ScoreError, "'3'", "score", repr(wrong)):
+        TempBalance(SGD(param_groups(model), lr=0.1), model, min_eigenvalues=8, score=lambda spectrum, fit: wrong)
 
 
 def test_an_assignment_function_that_gives_no_mapping_is_named():
     model = small_mlp()
-    with pytest.raises(tempbalance.ScoreError, match="must return scales by layer"):
+    with raises(tempbalance.ScoreError, [1.0]):
         TempBalance(SGD(param_groups(model), lr=0.1), model, min_eigenvalues=8, assignment=lambda scores, _: [1.0])
 
 
 def test_groups_of_a_part_of_the_model_are_refused_with_the_names_they_have_in_it():
     model = nn.ModuleDict({"body": small_mlp()})
     optimizer = SGD(param_groups(model["body"]), lr=0.1)
-    with pytest.raises(ValueError, match="same model"):
+    with raises(ValueError, "'0'", "body.0"):
         TempBalance(optimizer, model, min_eigenvalues=8)
 
 
 def test_an_exclude_pattern_that_matches_no_layer_is_told():
     model = small_mlp()
-    with pytest.warns(UserWarning, match=r"exclude pattern '\*\.head' matches no layer"):
+    with warns(UserWarning, "exclude", "'*.head'"):
         TempBalance(SGD(param_groups(model), lr=0.1), model, min_eigenvalues=8, exclude=["*.head", "3"])

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from tempbalance import TempBalance, param_groups
-from tests.cases import mlp, train_step
+from tests.cases import mlp, raises, train_step
 from tests.schedules import (
     OPTIMIZERS,
     SCHEDULES,
@@ -119,8 +119,11 @@ def test_the_stops_lie_all_over_the_run():
     assert STOPS[-1] > 27
 
 
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize(("name", "kind"), RESUMED)
+# each stop with two schedules, each schedule with four stops from all over the run
+STOPPED = [(*each, stop) for turn, each in enumerate(RESUMED) for stop in STOPS[turn % 5 :: 5]]
+
+
+@pytest.mark.parametrize(("name", "kind", "stop"), STOPPED)
 def test_resuming_equals_never_having_stopped(name, kind, stop):
     written, weights, states = reference(name, kind)
     saved, run = load(states[stop]), build(name, kind, seed=99)
@@ -131,7 +134,7 @@ def test_resuming_equals_never_having_stopped(name, kind, stop):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
-@pytest.mark.parametrize(("name", "kind"), RESUMED[1::2])
+@pytest.mark.parametrize(("name", "kind"), [("one_cycle", "sgd"), ("sequential_in_chained", "adamw")])
 def test_the_order_of_loading_does_not_matter(name, kind, order):
     written, weights, states = reference(name, kind)
     saved, run = load(states[17]), build(name, kind, seed=99)
@@ -141,8 +144,9 @@ def test_the_order_of_loading_does_not_matter(name, kind, order):
     assert_same_weights(run, weights)
 
 
-@pytest.mark.parametrize("stop", [1, 17])
-@pytest.mark.parametrize(("name", "kind"), RESUMED)
+@pytest.mark.parametrize(
+    ("name", "kind", "stop"), [*((*each, 17) for each in RESUMED), ("one_cycle", "sgd", 1), ("plateau", "sgd", 1)]
+)
 def test_the_optimizer_can_be_loaded_before_the_rest_is_built(name, kind, stop):
     written, weights, states = reference(name, kind)
     saved = load(states[stop])
@@ -153,8 +157,14 @@ def test_the_optimizer_can_be_loaded_before_the_rest_is_built(name, kind, stop):
     assert_same_weights(run, weights)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+# all schedules at a float rate; at a Tensor one, those that multiply it, drive momentum, watch a metric or nest others
+NUMBERS = [
+    *((name, float) for name in SCHEDULES),
+    *((name, torch.tensor) for name in ("multiplicative", "one_cycle", "plateau_per_group", "sequential_in_chained")),
+]
+
+
+@pytest.mark.parametrize(("name", "number"), NUMBERS)
 def test_every_schedule_resumes(name, number):
     run = build(name, rate=number(0.05), interval=2, start=0)
     go_on(run, 0, 9)
@@ -218,8 +228,15 @@ def test_an_optimizer_state_whose_groups_share_a_tensor_rate_can_be_loaded():
 # copies
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))], ids=["copy", "pickle"])
-@pytest.mark.parametrize("name", SCHEDULES)
+def pickled(run):
+    return pickle.loads(pickle.dumps(run))
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*((name, pickled) for name in SCHEDULES),
+     *((name, copy.deepcopy) for name in ("lambda_object", "one_cycle", "plateau", "sequential_in_chained"))],
+)  # fmt: skip
 def test_a_copy_goes_on_like_the_original_and_apart_from_it(name, way):
     run = build(name, interval=2, start=0)
     go_on(run, 0, 6)
@@ -232,14 +249,14 @@ def test_a_copy_goes_on_like_the_original_and_apart_from_it(name, way):
     assert_same_weights(other, run.model.parameters())
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("way", [copy.deepcopy, pickled])
 def test_a_second_one_on_a_copied_optimizer_does_not_compound(way):
     run = build("exponential", start=0)
     other = way(run)
     second = TempBalance(other.optimizer, other.model, other.scheduler.schedule, min_eigenvalues=8)
     assert second.last_scales == run.scheduler.last_scales
     assert rates_of(other.optimizer) == pytest.approx(rates_of(run.optimizer), rel=1e-12)
-    with pytest.raises(RuntimeError, match="taken over"):
+    with raises(RuntimeError, "TempBalance"):
         other.scheduler.step()
 
 
@@ -261,8 +278,7 @@ def assert_plain(value):
         assert type(value) in (int, float, bool, str, type(None), torch.Tensor)
 
 
-@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("name", "number"), NUMBERS)
 def test_a_state_holds_only_plain_types_and_is_a_snapshot(name, number):
     run = build(name, rate=number(0.05), start=0, interval=1)
     go_on(run, 0, 3)
@@ -356,19 +372,23 @@ def snapshot(run):
     return repr((run.scheduler.state_dict(), run.optimizer.param_groups, schedule and schedule.state_dict()))
 
 
-def assert_refused(run, state):
+def assert_refused(run, state, *carried):
     before = snapshot(run)
-    with pytest.raises(ValueError, match="state"):
+    with raises(ValueError, *carried):
         run.scheduler.load_state_dict(state)
     assert snapshot(run) == before
     go_on(run, 0, 1)
 
 
-@pytest.mark.parametrize(("saved", "built"), [("cosine", "step"), ("cosine", None), (None, "cosine")])
-def test_a_state_of_another_schedule_is_refused_and_nothing_changes(saved, built):
+@pytest.mark.parametrize(
+    ("saved", "built", "told"),
+    [("cosine", "step", ["CosineAnnealingLR", "StepLR"]), ("cosine", None, ["CosineAnnealingLR"]),
+     (None, "cosine", ["CosineAnnealingLR"])],
+)  # fmt: skip
+def test_a_state_of_another_schedule_is_refused_and_nothing_changes(saved, built, told):
     run = build(saved)
     go_on(run, 0, 4)
-    assert_refused(build(built, seed=99), run.scheduler.state_dict())
+    assert_refused(build(built, seed=99), run.scheduler.state_dict(), *told)
 
 
 def nested(kind, *parts):
@@ -398,7 +418,7 @@ def test_a_state_of_another_chain_or_sequence_is_refused_and_nothing_changes(kin
     monkeypatch.setitem(SCHEDULES, "built", nested(kind, *parts))
     run = build("saved")
     go_on(run, 0, 2)
-    assert_refused(build("built", seed=99), run.scheduler.state_dict())
+    assert_refused(build("built", seed=99), run.scheduler.state_dict(), "StepLR", "ConstantLR")
 
 
 def test_a_state_of_other_groups_is_refused_and_nothing_changes():
@@ -407,17 +427,18 @@ def test_a_state_of_other_groups_is_refused_and_nothing_changes():
     model = nn.Sequential(nn.Linear(16, 20), nn.Linear(20, 20), nn.Linear(20, 16))
     optimizer = SGD(param_groups(model), lr=0.1)
     scheduler = TempBalance(optimizer, model, SCHEDULES["cosine"](optimizer), min_eigenvalues=8)
-    assert_refused(SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler), run.scheduler.state_dict())
+    other = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler)
+    assert_refused(other, run.scheduler.state_dict(), "'12'", ["0", "1", "2"])
 
 
 @pytest.mark.parametrize("state", [{}, {"version": 99}, {"last_epoch": 3, "base_lrs": [0.1]}])
 def test_what_is_no_state_is_refused_and_nothing_changes(state):
-    assert_refused(build("cosine"), state)
+    assert_refused(build("cosine"), state, "version", state.get("version"))
 
 
 def test_the_state_of_a_torch_scheduler_is_refused():
     run = build("cosine")
-    assert_refused(run, run.scheduler.schedule.state_dict())
+    assert_refused(run, run.scheduler.schedule.state_dict(), "version", None)
 
 
 def test_a_state_from_before_the_first_scoring_is_loaded_into_one_that_has_scored():
@@ -428,7 +449,7 @@ def test_a_state_from_before_the_first_scoring_is_loaded_into_one_that_has_score
     for part in PARTS:
         getattr(other, part).load_state_dict(load(save(run))[part])
     assert other.scheduler.last_scales == {}
-    assert {row.reason for row in other.scheduler.table()} == {"not scored yet"}
+    assert all(row.reason and row.score is None for row in other.scheduler.table())
     assert go_on(other, 2, 10) == go_on(run, 2, 10)
 
 
@@ -454,7 +475,7 @@ def test_resuming_by_last_epoch_alone_is_refused_instead_of_compounding():
     resumed = TempBalance(optimizer, model, StepLR(optimizer, 2, last_epoch=1), min_eigenvalues=8)
     optimizer.step()
     for refused in (resumed.step, resumed.rescore):
-        with pytest.raises(RuntimeError, match="load this scheduler's state_dict"):
+        with raises(RuntimeError, "state_dict"):
             refused()
     resumed.load_state_dict(state)
     assert rates_of(optimizer) == scheduler.get_last_lr()
@@ -511,7 +532,7 @@ def test_rates_set_by_hand_after_an_earlier_one_is_gone_count_when_it_is_built_o
         group["lr"] = 0.01
     second = TempBalance(optimizer, model, min_eigenvalues=8)
     optimizer.step()
-    with pytest.raises(RuntimeError, match="build TempBalance once more"):
+    with raises(RuntimeError, "restore()"):
         second.step()
     third = TempBalance(optimizer, model, min_eigenvalues=8)
     third.step()
