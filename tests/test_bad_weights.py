@@ -1,7 +1,6 @@
 """Every kind of weight ends in one of three ways, and no rate that is written is anything but finite and positive."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tempbalance import TempBalance, TempBalanceError, WeightError, param_groups
+from tempbalance import TempBalance, WeightError, param_groups
+from tests.cases import raises
 from tests.test_scoring import TAILS, literal_fit, random_weight
 
 SHAPES = {"Linear": (64, 192), "Conv2d": (32, 96, 3, 3)}
@@ -31,7 +31,7 @@ class LeftOut:
     """It is legitimate to train, but there is no alpha to find: a reason, and scale 1."""
 
     make: Make
-    reason: str
+    words: tuple[str, ...]  # the reason has one of them
     scored: tuple[tuple[str, str], ...] = ()  # (module, tail) for which it can be scored after all
 
 
@@ -40,7 +40,7 @@ class Refused:
     """It cannot be trained, or not be looked at: an error that names the layer, and nothing has moved."""
 
     make: Make
-    message: str
+    carried: object  # what the error names, besides the layer
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Special:
     """Installed by more than its weight."""
 
     outcome: type
-    text: str
+    carried: str
     install: Callable[[nn.Sequential], None] = field(repr=False)
 
 
@@ -114,14 +114,16 @@ def make_lazy(model: nn.Sequential) -> None:
     model[2] = nn.LazyLinear(64, bias=False) if is_linear else nn.LazyConv2d(32, 3, bias=False)
 
 
-RANK = r"^rank too low|^the threshold is zero"
-FLAT = r"equal but for rounding|tail values equal|not two different ones"
-FEW = r"^\d+ eigenvalues, min_eigenvalues is 50$"
-NOT_FINITE = "must be finite, has an entry that is NaN or infinite"
+ZERO = ("zero",)
+RANK = ("rank",)
+FLAT = ("equal", "different")
+FEW = ("min_eigenvalues is 50",)
+FROZEN = ("frozen",)
+NOT_FINITE = "NaN"
 
 KINDS: dict[str, Scored | LeftOut | Refused | Special] = {
     # nothing to rank: no spectrum above rounding, or too little of it
-    "zero": LeftOut(torch.zeros, "^all eigenvalues are zero$"),
+    "zero": LeftOut(torch.zeros, ZERO),
     "rank one": LeftOut(lambda shape: of_rank(shape, 1), RANK),
     "rank three": LeftOut(lambda shape: of_rank(shape, 3), RANK),
     "constant": LeftOut(lambda shape: torch.full(shape, 0.3), RANK),
@@ -147,10 +149,10 @@ KINDS: dict[str, Scored | LeftOut | Refused | Special] = {
     "orthogonal bfloat16": LeftOut(lambda shape: orthogonal(shape, torch.bfloat16), FLAT),
     "orthogonal float16": LeftOut(lambda shape: orthogonal(shape, torch.float16), FLAT),
     # not trained: its numbers are nobody's business, whatever they are
-    "frozen": Special(LeftOut, "^frozen$", freeze),
-    "frozen NaN": Special(LeftOut, "^frozen$", freeze_nan),
-    "integer": LeftOut(lambda shape: torch.ones(shape, dtype=torch.int8), "^frozen$"),  # torch can't train it
-    "tied": Special(LeftOut, "^tied to '1'$", tie),  # scored once, by its first name
+    "frozen": Special(LeftOut, "frozen", freeze),
+    "frozen NaN": Special(LeftOut, "frozen", freeze_nan),
+    "integer": LeftOut(lambda shape: torch.ones(shape, dtype=torch.int8), FROZEN),  # torch can't train it
+    "tied": Special(LeftOut, "'1'", tie),  # scored once, by its first name
     # training has gone wrong, or has not begun
     "NaN": Refused(lambda shape: torch.full(shape, math.nan), NOT_FINITE),
     "one NaN": Refused(lambda shape: with_entry(shape, math.nan), NOT_FINITE),
@@ -161,10 +163,10 @@ KINDS: dict[str, Scored | LeftOut | Refused | Special] = {
     "Inf": Refused(lambda shape: with_entry(shape, math.inf), NOT_FINITE),
     "-Inf": Refused(lambda shape: with_entry(shape, -math.inf), NOT_FINITE),
     "NaN in float8": Refused(lambda shape: with_entry(shape, math.nan).to(torch.float8_e4m3fn), NOT_FINITE),
-    "meta": Refused(lambda shape: torch.empty(shape, device="meta"), "must have values, got one on the meta device"),
-    "lazy": Special(Refused, "is not initialised yet: run the model once on a batch first", make_lazy),
-    "complex": Refused(lambda shape: torch.complex(good(shape), good(shape)), "must be real and floating-point"),
-    "sparse": Refused(lambda shape: good(shape).to_sparse(), "must be dense, got torch.sparse_coo"),
+    "meta": Refused(lambda shape: torch.empty(shape, device="meta"), "meta"),
+    "lazy": Special(Refused, "initialised", make_lazy),
+    "complex": Refused(lambda shape: torch.complex(good(shape), good(shape)), torch.complex64),
+    "sparse": Refused(lambda shape: good(shape).to_sparse(), torch.sparse_coo),
     # a spectrum like any other, however it is stored
     "denormal": Scored(lambda shape: good(shape) * 1e-41, 1e-41, rel=1e-4),
     "times 1e30": Scored(lambda shape: good(shape) * 1e30, 1e30),
@@ -206,17 +208,9 @@ def is_refused(kind: str) -> bool:
     return Refused in (type(case), getattr(case, "outcome", None))
 
 
-def check_error(error: TempBalanceError, kind: str) -> None:
-    case = KINDS[kind]
-    assert isinstance(error, WeightError)
-    assert str(error).startswith("layer '2', weight (")
-    assert (case.text if isinstance(case, Special) else case.message) in str(error)
-
-
 def check_outcome(scheduler: TempBalance, kind: str, module: str, tail: str, rate: float = 0.1) -> None:
     """Either scored or left out, as the table says, and every rate follows."""
     case, row = KINDS[kind], scheduler.table()["2"]
-    reason = case.text if isinstance(case, Special) else getattr(case, "reason", "")
     if isinstance(case, Scored) or (module, tail) in getattr(case, "scored", ()):
         assert row.reason == ""
         weight = scheduler.model[2].weight.detach().double() / getattr(case, "unit", 1.0)
@@ -226,7 +220,8 @@ def check_outcome(scheduler: TempBalance, kind: str, module: str, tail: str, rat
         assert scheduler.last_scales["2"] == row.scale
         assert 0.5 <= row.scale <= 1.5
     else:
-        assert re.search(reason, row.reason)
+        words = (case.carried,) if isinstance(case, Special) else case.words
+        assert any(word in row.reason for word in words), row.reason
         assert row.score is None
         assert row.scale == 1.0
         assert "2" not in scheduler.last_scales
@@ -236,26 +231,32 @@ def check_outcome(scheduler: TempBalance, kind: str, module: str, tail: str, rat
     assert [group["lr"] for group in groups] == [pytest.approx(rate * scales[group["layer"]]) for group in groups]
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("module", SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
+def crossings(kind: str) -> list[tuple[str, str, str]]:
+    """Every kind in a matrix and in a kernel; where an alpha is looked for in vain, in every tail too."""
+    pairs = [("Linear", "median"), ("Conv2d", "goodness_of_fit")]
+    if getattr(KINDS[kind], "words", ()) in (RANK, FLAT):
+        pairs += [("Linear", tail) for tail in TAILS if tail != "median"]
+    return [
+        (kind, *pair) for pair in [*pairs, *(each for each in getattr(KINDS[kind], "scored", ()) if each not in pairs)]
+    ]
+
+
+@pytest.mark.parametrize(("kind", "module", "tail"), [each for kind in KINDS for each in crossings(kind)])
 def test_a_bad_weight_at_the_start_ends_in_the_way_that_is_right_for_it(kind, module, tail):
     model = five_layers(module)
     install(model, kind, module)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
     if is_refused(kind):
-        with pytest.raises(TempBalanceError) as caught:
+        with raises(WeightError, "'2'", KINDS[kind].carried):
             TempBalance(optimizer, model, tail=tail)
-        check_error(caught.value, kind)
         assert [group["lr"] for group in optimizer.param_groups] == [0.1] * len(optimizer.param_groups)
     else:
         check_outcome(TempBalance(optimizer, model, tail=tail), kind, module, tail)
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("module", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_that_becomes_bad_ends_in_the_way_that_is_right_for_it(kind, module, tail):
+def test_a_weight_that_becomes_bad_ends_in_the_way_that_is_right_for_it(kind):
+    module, tail = "Linear", "median"
     model = five_layers(module)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
     scheduler = TempBalance(optimizer, model, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), tail=tail)
@@ -266,9 +267,8 @@ def test_a_weight_that_becomes_bad_ends_in_the_way_that_is_right_for_it(kind, mo
     optimizer.step()
     if is_refused(kind):
         for act in (scheduler.step, scheduler.rescore):
-            with pytest.raises(TempBalanceError) as caught:
+            with raises(WeightError, "'2'", KINDS[kind].carried):
                 act()
-            check_error(caught.value, kind)
             after = (
                 [group["lr"] for group in optimizer.param_groups],
                 scheduler.state_dict(),

@@ -18,6 +18,7 @@ from tempbalance.curvature import (
     output_covariance,
 )
 from tempbalance.errors import TailError, TempBalanceError
+from tests.cases import raises
 
 
 class Tied(nn.Module):
@@ -53,8 +54,8 @@ def frozen() -> nn.Module:
 MODELS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3)), (5,)),
     "conv": (
-        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(36, 3)),
-        (1, 5, 5),
+        lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.GELU(), nn.Flatten(), nn.Linear(12, 3)),
+        (1, 4, 4),
     ),
     "dropout": (lambda: nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Dropout(), nn.Linear(9, 3)), (5,)),
     "tied": (Tied, (5,)),
@@ -102,20 +103,32 @@ def assert_near(found: torch.Tensor, expected: np.ndarray, tolerance: float = 1e
     assert np.abs(found.numpy() - expected).max() <= tolerance * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float64) for name in MODELS),
+        ("mlp", torch.float32),
+        pytest.param("conv", torch.float32, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_eigenvalues_are_those_of_the_dense_matrices(name, dtype):
     model, data = case(name, dtype)
     matrix, jacobian = dense(model, data)
-    assert_near(hessian_eigenvalues(model, cross_entropy, data, k=8), largest(matrix, 8))
-    assert_near(fisher_eigenvalues(model, data, k=8), largest(jacobian.T @ jacobian / 17, 8))
-    assert_near(ntk_eigenvalues(model, data, k=8), largest(jacobian @ jacobian.T, 8))
+    assert_near(hessian_eigenvalues(model, cross_entropy, data, k=4), largest(matrix, 4))
+    assert_near(fisher_eigenvalues(model, data, k=4), largest(jacobian.T @ jacobian / 17, 4))
+    assert_near(ntk_eigenvalues(model, data, k=4), largest(jacobian @ jacobian.T, 4))
 
 
-@pytest.mark.parametrize("k", [1, 41, 42, 83, 84, 85, 1000])  # of 84 parameters and 51 outputs
-def test_any_number_of_eigenvalues_can_be_asked_for(k):
+@pytest.fixture(scope="module")
+def dense_mlp() -> tuple[np.ndarray, np.ndarray]:
+    return dense(*case("mlp"))
+
+
+@pytest.mark.parametrize("k", [1, 41, 42, 84, 1000])  # of 84 parameters and 51 outputs
+def test_any_number_of_eigenvalues_can_be_asked_for(k, dense_mlp):
     model, data = case("mlp")
-    matrix, jacobian = dense(model, data)
+    matrix, jacobian = dense_mlp
     assert_near(hessian_eigenvalues(model, cross_entropy, data, k=k), largest(matrix, k))
     assert_near(ntk_eigenvalues(model, data, k=k), largest(jacobian @ jacobian.T, k))
 
@@ -191,7 +204,7 @@ def test_model_and_random_state_are_left_as_they_were():
 
 def test_modes_are_put_back_after_an_error_too():
     model, data = case("mlp")
-    with pytest.raises(ValueError, match="scalar"):
+    with raises(ValueError, "loss", (7, 3)):
         hessian_eigenvalues(model, lambda outputs, targets: outputs, data)
     assert model.training
 
@@ -204,7 +217,7 @@ def test_a_data_loader_does():
     torch.testing.assert_close(
         ntk_eigenvalues(model, torch.utils.data.DataLoader(dataset, batch_size=5), k=3), expected
     )
-    with pytest.raises(ValueError, match="same batches each time"):
+    with raises(ValueError, "data", "batch 0"):
         ntk_eigenvalues(model, torch.utils.data.DataLoader(dataset, batch_size=5, shuffle=True), k=3)
 
 
@@ -219,14 +232,14 @@ def test_a_matrix_of_zeros_has_eigenvalues_of_zero():
 @pytest.mark.parametrize("k", [0, -1, 1.5, True])
 def test_k_must_be_a_whole_number_of_at_least_one(k):
     model, data = case("mlp")
-    with pytest.raises(ValueError, match=f"k must be a whole number of at least 1, got {k!r}"):
+    with raises(ValueError, "k must", repr(k)):
         hessian_eigenvalues(model, cross_entropy, data, k=k)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, -1e-3, float("nan"), 1.0])
 def test_tolerance_must_be_between_zero_and_one(tolerance):
     model, data = case("mlp")
-    with pytest.raises(ValueError, match="tolerance must be above 0 and below 1, got"):
+    with raises(ValueError, "tolerance", tolerance):
         fisher_eigenvalues(model, data, tolerance=tolerance)
 
 
@@ -241,45 +254,45 @@ def test_tolerance_must_be_between_zero_and_one(tolerance):
 )
 def test_data_must_be_there_and_come_again(compute):
     model, data = case("mlp")
-    with pytest.raises(ValueError, match="data must have at least one sample, got none"):
+    with raises(ValueError, "data", "sample"):
         compute(model, [])
-    with pytest.raises(ValueError, match="data must have at least one sample, got none"):
+    with raises(ValueError, "data", "sample"):
         compute(model, [(torch.zeros(0, 5, dtype=torch.float64), torch.zeros(0, dtype=torch.long))])
-    with pytest.raises(ValueError, match="data must be gone through more than once, as a list or a DataLoader"):
+    with raises(ValueError, "data", type(iter(data)).__name__):
         compute(model, iter(data))
-    with pytest.raises(ValueError, match="a batch of data must be a pair of inputs, a tensor, and targets, got Tensor"):
+    with raises(ValueError, "data", "Tensor"):
         compute(model, [data[0][0]])
-    with pytest.raises(ValueError, match="got tuple of 3"):
+    with raises(ValueError, "data", "tuple of 3"):
         compute(model, [(*data[0], None)])
 
 
 def test_a_loss_must_be_a_finite_scalar_that_depends_on_the_parameters():
     model, data = case("mlp")
-    with pytest.raises(ValueError, match=r"loss must be a scalar tensor, got one of shape \(7,\) for batch 0"):
+    with raises(ValueError, "loss", (7,), "batch 0"):
         hessian_eigenvalues(model, lambda outputs, targets: outputs[:, 0], data)
-    with pytest.raises(ValueError, match="loss must be a scalar tensor, got float for batch 0"):
+    with raises(ValueError, "loss", "float", "batch 0"):
         hessian_eigenvalues(model, lambda outputs, targets: 1.0, data)
-    with pytest.raises(TempBalanceError, match="loss must be finite, got nan for batch 0"):
+    with raises(TempBalanceError, "loss", "nan", "batch 0"):
         hessian_eigenvalues(model, lambda outputs, targets: outputs.mean() * float("nan"), data)
-    with pytest.raises(ValueError, match="loss must depend on the trainable parameters"):
+    with raises(ValueError, "loss", "parameters", "batch 0"):
         hessian_eigenvalues(model, lambda outputs, targets: outputs.detach().mean(), data)
 
 
 def test_outputs_must_be_a_finite_tensor_with_an_entry_for_each_sample():
     _, data = case("mlp")
-    with pytest.raises(ValueError, match="model must give a tensor with an entry for each sample, got tuple for batch"):
+    with raises(ValueError, "model", "tuple", "batch 0"):
         fisher_eigenvalues(nn.LSTM(5, 4).double(), data)
     model, _ = case("mlp")
     with torch.no_grad():
         model[-1].weight[0, 0] = float("inf")
-    with pytest.raises(TempBalanceError, match="outputs of the model must be finite, got NaN or infinity for batch 0"):
+    with raises(TempBalanceError, "outputs", "NaN", "batch 0"):
         output_covariance(model, data)
 
 
 def test_there_must_be_trainable_parameters():
     model, data = case("mlp")
     model.requires_grad_(False)
-    with pytest.raises(ValueError, match="model must have a trainable parameter, got none of 4"):
+    with raises(ValueError, "parameter", 4):
         ntk_eigenvalues(model, data)
     assert output_covariance(model, data).shape == (3, 3)  # which needs none
 
@@ -300,26 +313,25 @@ def test_the_decay_exponent_is_the_slope_of_least_squares():
 
 @pytest.mark.parametrize("values", [[], [1.0], [2.0, 0.0, -1.0]])
 def test_the_decay_exponent_needs_two_positive_values(values):
-    with pytest.raises(TailError, match="decay needs at least 2 positive eigenvalues, got"):
+    with raises(TailError, 2, len(values)):
         decay_exponent(values)
 
 
 def test_the_decay_exponent_refuses_what_is_not_finite():
-    with pytest.raises(TailError, match="eigenvalues must be finite"):
+    with raises(TailError, "NaN"):
         decay_exponent([1.0, float("nan")])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("dtype", "seed"), [(torch.float32, 0), (torch.float64, 1)], ids=str)
 def test_eigenvalues_that_are_repeated_are_all_found(dtype, seed):
     # of a linear layer each eigenvalue of the inputs' Gram matrix comes once for every output
     torch.manual_seed(seed)
-    model, inputs = nn.Linear(20, 30, bias=False).to(dtype), torch.randn(50, 20, dtype=dtype)
-    data = [(inputs, torch.zeros(50, 30, dtype=dtype))]
+    model, inputs = nn.Linear(8, 12, bias=False).to(dtype), torch.randn(20, 8, dtype=dtype)
+    data = [(inputs, torch.zeros(20, 12, dtype=dtype))]
     gram = torch.linalg.eigvalsh(inputs.double().T @ inputs.double()).flip(0)
-    expected = gram.repeat_interleave(30)[:40]
-    assert ntk_eigenvalues(model, data, k=40, seed=seed).tolist() == pytest.approx(expected.tolist(), rel=1e-5)
-    fisher = fisher_eigenvalues(model, data, k=40, seed=seed) * 50
+    expected = gram.repeat_interleave(12)[:16]
+    assert ntk_eigenvalues(model, data, k=16, seed=seed).tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+    fisher = fisher_eigenvalues(model, data, k=16, seed=seed) * 20
     assert fisher.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
@@ -333,18 +345,18 @@ def test_samples_in_another_order_are_other_data():
     torch.manual_seed(0)
     images = torch.randn(60, 4)
     loader = DataLoader(TensorDataset(images, torch.zeros(60)), batch_size=60, shuffle=True)
-    with pytest.raises(ValueError, match="the same batches each time, unshuffled"):
+    with raises(ValueError, "data", "batch 0"):
         ntk_eigenvalues(nn.Linear(4, 2), loader)
 
 
 def test_complex_numbers_are_refused():
     data = [(torch.randn(4, 3), torch.zeros(4))]
-    with pytest.raises(ValueError, match="real parameters"):
+    with raises(ValueError, "complex"):
         fisher_eigenvalues(nn.Linear(3, 2, dtype=torch.complex64), data)
 
     class Complex(nn.Linear):
         def forward(self, inputs):
             return torch.complex(super().forward(inputs), inputs[:, :2])
 
-    with pytest.raises(ValueError, match=r"real outputs, got torch\.complex64"):
+    with raises(ValueError, torch.complex64):
         ntk_eigenvalues(Complex(3, 2), data)

@@ -11,7 +11,7 @@ from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, ExponentialLR, LambdaLR, SequentialLR, StepLR
 
 from tempbalance import TempBalance, find_layers, param_groups, split_param_groups
-from tests.cases import train_step
+from tests.cases import raises, train_step
 from tests.schedules import OPTIMIZERS, SCHEDULES, advance, hyperbola, rates_of, small_mlp, two_rates, wave
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -77,7 +77,7 @@ def test_every_trainable_parameter_is_in_exactly_one_group(name):
     assert len(optimizer.param_groups) == len(groups)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["mlp", "lstm", "extras"])
 @pytest.mark.parametrize(
     "wrap", [nn.DataParallel, partial(torch.compile, backend="eager")], ids=["parallel", "compiled"]
 )
@@ -198,11 +198,11 @@ def test_frozen_parameters_are_left_out_unless_they_are_given():
 def test_the_key_layer_used_for_something_else_is_refused(label):
     model = small_mlp()
     groups = [{"params": [*model.parameters()], "layer": label}]
-    with pytest.raises(ValueError, match="'layer'"):
+    with raises(ValueError, "'layer'", repr(label)):
         param_groups(model, groups)
     optimizer = SGD(groups, lr=0.1)
     before = list(optimizer.param_groups)
-    with pytest.raises(ValueError, match="'layer'"):
+    with raises(ValueError, "'layer'", repr(label)):
         split_param_groups(optimizer, model)
     assert all(now is then for now, then in zip(optimizer.param_groups, before, strict=True))
 
@@ -234,8 +234,14 @@ def unsplit_run(name, kind):
     return model, optimizer, SCHEDULES[name](optimizer)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["cosine_short", "one_cycle", "sequential_in_chained", "plateau", "lambda_per_group"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "sgd") for name in ("cosine_short", "one_cycle", "sequential_in_chained", "plateau")),
+        ("lambda_per_group", "adam"),
+        ("one_cycle", "adamw"),
+    ],
+)
 def test_training_that_is_split_half_way_goes_on_as_if_it_was_not(name, kind):
     model, optimizer, schedule = unsplit_run(name, kind)
     go_on(model, optimizer, schedule, 0, 20)
@@ -252,9 +258,18 @@ def test_training_that_is_split_half_way_goes_on_as_if_it_was_not(name, kind):
     assert all(map(torch.equal, model.parameters(), expected))
 
 
-@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
-@pytest.mark.parametrize("when", [0, 7])
-@pytest.mark.parametrize("name", SCHEDULES)
+NESTED_AND_PER_GROUP = ("lambda_per_group", "cyclic_per_group", "plateau_per_group", "sequential_in_chained", "swa")
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "number"),
+    [
+        *((name, 7, float) for name in SCHEDULES),
+        *((name, 0, float) for name in NESTED_AND_PER_GROUP),
+        *((name, 7, torch.tensor) for name in NESTED_AND_PER_GROUP),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_schedulers_built_before_the_split_follow_it(name, when, number):
     model = small_mlp()
     optimizer, twin = (SGD(two_rates(model, (number(0.1), number(0.025))), lr=0.1, momentum=0.9) for _ in range(2))
@@ -319,7 +334,7 @@ def test_an_unknown_scheduler_is_refused_and_nothing_changes(build):
     optimizer = SGD(two_rates(model), lr=0.1)
     known, unknown = LambdaLR(optimizer, [hyperbola, wave]), build(optimizer)
     groups, base = list(optimizer.param_groups), list(known.base_lrs)
-    with pytest.raises(TypeError, match="Mine is not a scheduler of torch"):
+    with raises(TypeError, "Mine"):
         split_param_groups(optimizer, model, schedulers=[known, unknown])
     assert all(now is then for now, then in zip(optimizer.param_groups, groups, strict=True))
     assert all("layer" not in group for group in groups)
@@ -329,7 +344,7 @@ def test_an_unknown_scheduler_is_refused_and_nothing_changes(build):
 def test_a_scheduler_of_another_optimizer_is_refused_and_nothing_changes():
     model, optimizer, _ = unsplit_run("cosine", "sgd")
     _, _, other = unsplit_run("cosine", "sgd")
-    with pytest.raises(ValueError, match="another optimizer"):
+    with raises(ValueError, "CosineAnnealingLR", "optimizer"):
         split_param_groups(optimizer, model, schedulers=[other])
     assert len(optimizer.param_groups) == 2
 
@@ -337,7 +352,7 @@ def test_a_scheduler_of_another_optimizer_is_refused_and_nothing_changes():
 def test_a_scheduler_that_missed_a_group_is_refused_and_nothing_changes():
     model, optimizer, schedule = unsplit_run("cosine", "sgd")
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
-    with pytest.raises(ValueError, match="2 entries, the optimizer 3 groups"):
+    with raises(ValueError, "CosineAnnealingLR.base_lrs", 2, 3):
         split_param_groups(optimizer, model, schedulers=[schedule])
     assert len(optimizer.param_groups) == 3
 
@@ -345,7 +360,7 @@ def test_a_scheduler_that_missed_a_group_is_refused_and_nothing_changes():
 def test_lbfgs_is_refused_and_nothing_changes():
     model = small_mlp()
     optimizer = LBFGS(model.parameters())
-    with pytest.raises(TypeError, match="LBFGS"):
+    with raises(TypeError, "LBFGS"):
         split_param_groups(optimizer, model)
     assert len(optimizer.param_groups) == 1
     assert "layer" not in optimizer.param_groups[0]

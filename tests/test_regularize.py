@@ -8,6 +8,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from tempbalance import WeightError
 from tempbalance.regularize import SpectralNormRegularizer
+from tests.cases import raises
 
 
 def small_network(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -296,33 +297,33 @@ def test_names_are_those_of_the_bare_model(wrap):
 
 @pytest.mark.parametrize("strength", [-0.1, float("nan"), float("inf")])
 def test_a_strength_below_zero_or_not_finite_is_refused(strength):
-    with pytest.raises(ValueError, match="strength must be finite and >= 0, got"):
+    with raises(ValueError, "strength", strength):
         SpectralNormRegularizer(small_network(), strength=strength)
 
 
 def test_no_iterations_are_refused():
-    with pytest.raises(ValueError, match="num_iterations must be >= 1, got 0"):
+    with raises(ValueError, "num_iterations", 0):
         SpectralNormRegularizer(small_network(), strength=0.1, num_iterations=0)
 
 
 def test_a_lazy_weight_is_refused_by_name():
-    with pytest.raises(WeightError, match=r"'1\.weight' is not initialised yet"):
+    with raises(WeightError, "'1.weight'"):
         SpectralNormRegularizer(nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), strength=0.1)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "carried"),
     [
-        (lambda state: state.pop("4.weight"), r"no vector for parameter '4\.weight'"),
-        (lambda state: state.update({"4.weight": torch.ones(8)}), r"'4\.weight' of shape \(7, 80\) needs .* of 7, .*8"),
-        (lambda state: state.update({"9.weight": torch.ones(8)}), r"'9\.weight', which is no weight of the model"),
+        (lambda state: state.pop("4.weight"), ["'4.weight'"]),
+        (lambda state: state.update({"4.weight": torch.ones(8)}), ["'4.weight'", (7, 80), (8,)]),
+        (lambda state: state.update({"9.weight": torch.ones(8)}), ["'9.weight'"]),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(change, message):
+def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(change, carried):
     regularizer = SpectralNormRegularizer(small_network(), strength=0.1)
     before = regularizer.state_dict()
     state = SpectralNormRegularizer(small_network(), strength=0.1, seed=5).state_dict()
     change(state)
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, *carried):
         regularizer.load_state_dict(state)
     assert all(torch.equal(regularizer.state_dict()[name], before[name]) for name in WEIGHTS)

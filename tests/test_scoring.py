@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from tempbalance import ScoreError, TailFit, TempBalance, TempBalanceError, WeightError, find_layers, param_groups
+from tempbalance import ScoreError, TailFit, TempBalance, WeightError, find_layers, param_groups
 from tempbalance.scoring import Scoring, score_layers
 from tempbalance.table import LayerRow
-from tests.cases import GOLDEN, golden_weight
+from tests.cases import GOLDEN, assert_carries, golden_weight, raises
 from tests.core.reference import hill_alpha, ks_distance, search, search_peak, svd_spectrum
 from tests.test_layers import Bare, Conv1D
 
@@ -80,8 +80,10 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize(
+    ("kind", "tail"),
+    [*((kind, "median") for kind in WHOLE), *((kind, tail) for kind in ("Linear", "Conv2d") for tail in TAILS[1:])],
+)
 def test_a_row_has_the_figures_of_the_literal_fit(kind, tail):
     make, shape, groups = WHOLE[kind]
     weight = random_weight(*shape)
@@ -163,8 +165,9 @@ FUSED = {  # sizes, the sizes of the parts, of 150
 }
 
 
-@pytest.mark.parametrize("kind", FUSED)
-@pytest.mark.parametrize("make", [nn.Linear, Conv1D])
+@pytest.mark.parametrize(
+    ("make", "kind"), [*((nn.Linear, kind) for kind in FUSED), (Conv1D, "equal parts"), (Conv1D, "sizes")]
+)
 def test_a_fused_weight_is_the_mean_of_its_parts(make, kind):
     sizes, expected = FUSED[kind]
     model = nn.ModuleDict({"block": nn.ModuleDict({"qkv": make(4, 4), "proj": nn.Linear(50, 50)})})
@@ -193,37 +196,38 @@ def test_a_fused_weight_gets_the_scale_of_its_mean():
 @pytest.mark.parametrize("sizes", [0, -3, 4, [50, 50], [150, 0], [200, -50], []])
 def test_parts_that_do_not_add_up_are_refused_by_name(sizes):
     model = nn.ModuleDict({"qkv": nn.Linear(70, 150)})
-    with pytest.raises(WeightError, match=r"layer 'qkv', weight \(150, 70\): fused"):
+    carried = sizes if isinstance(sizes, int) else list(sizes)
+    with raises(WeightError, "'qkv'", (150, 70), "fused", carried):
         rows_of(model, fused={"qkv": sizes})
 
 
 def test_conv1d_is_cut_along_its_second_dimension():
     model = nn.ModuleDict({"qkv": Conv1D(150, 70)})
-    with pytest.raises(WeightError, match=r"add up to 150, dimension 1"):
+    with raises(WeightError, "'qkv'", 150, "dimension 1"):
         rows_of(model, fused={"qkv": [35, 35]})
     assert len(rows_of(model, fused={"qkv": 3})[0].parts) == 3
 
 
 def test_a_number_of_parts_that_is_not_whole_is_refused_with_the_option_named():
-    with pytest.raises((TypeError, ValueError, TempBalanceError), match="fused"):
+    with raises(ValueError, "fused", "'qkv'", 3.0):
         rows_of(nn.ModuleDict({"qkv": nn.Linear(70, 150)}), fused={"qkv": 3.0})
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_a_convolution_that_is_called_fused_is_refused_by_name(kernel):
     model = nn.ModuleDict({"qkv": nn.Conv2d(70, 150, kernel)})
-    with pytest.raises(TempBalanceError, match="layer 'qkv'"):
+    with raises(WeightError, "'qkv'"):
         rows_of(model, fused={"qkv": 3})
 
 
 def test_a_fused_pattern_that_matches_no_layer_is_refused():
     model = nn.ModuleDict({"qkv": nn.Linear(64, 192)})
-    with pytest.raises(ValueError, match=r"fused pattern '\*\.qkv' matches no layer, of \['qkv'\]"):
+    with raises(ValueError, "fused", "'*.qkv'", ["qkv"]):
         rows_of(model, fused={"qkv": 3, "*.qkv": 3})
 
 
 def test_fused_must_be_a_mapping():
-    with pytest.raises(TypeError, match="fused must map name patterns to parts"):
+    with raises(TypeError, "fused", ["qkv"]):
         Scoring(fused=["qkv"])
 
 
@@ -233,7 +237,7 @@ def test_parts_with_too_few_eigenvalues_are_left_out_one_by_one():
     model["qkv"].weight = nn.Parameter(weight)
     (row,) = rows_of(model, fused={"qkv": [60, 80, 20]}, min_eigenvalues=50)
     query, key, value = row.parts
-    assert value.reason == "20 eigenvalues, min_eigenvalues is 50"
+    assert_carries(value.reason, 20, "min_eigenvalues", 50)
     assert (value.score, value.alpha, value.num_eigenvalues) == (None, None, 20)
     fits = [literal_fit(weight[:60]), literal_fit(weight[60:140])]
     assert [query.alpha, key.alpha] == pytest.approx([fit.alpha for fit in fits], rel=1e-9)
@@ -245,7 +249,7 @@ def test_parts_with_too_few_eigenvalues_are_left_out_one_by_one():
 
 def test_a_layer_is_left_out_if_all_its_parts_are():
     (row,) = rows_of(nn.ModuleDict({"qkv": nn.Linear(80, 120)}), fused={"qkv": 3}, min_eigenvalues=50)
-    assert row.reason == "40 eigenvalues, min_eigenvalues is 50"
+    assert_carries(row.reason, 40, "min_eigenvalues", 50)
     assert [part.reason for part in row.parts] == [row.reason] * 3
     assert (row.score, row.alpha, row.num_tail, row.scale) == (None, None, None, 1.0)
 
@@ -257,8 +261,8 @@ def test_an_expert_without_a_fit_is_left_out_and_the_others_are_not(tail):
     stack.experts.data[1] = 0
     stack.experts.data[3] = torch.outer(torch.ones(60), torch.ones(80))
     (row,) = rows_of(stack, tail=tail, min_eigenvalues=50)
-    assert row.parts[1].reason == "all eigenvalues are zero"
-    assert row.parts[3].reason.startswith(("rank too low", "the threshold is zero"))
+    assert_carries(row.parts[1].reason, "zero")
+    assert_carries(row.parts[3].reason, "rank")
     fits = [literal_fit(stack.experts[i], tail) for i in (0, 2)]
     assert row.score == pytest.approx((fits[0].alpha + fits[1].alpha) / 2, rel=1e-5)
     assert [part.num_eigenvalues for part in row.parts] == [60] * 4
@@ -274,7 +278,7 @@ def test_experts_that_are_not_there_are_left_out_with_a_reason(shape):
 def test_a_bad_expert_is_an_error_that_names_its_layer():
     stack = Bare("experts", 4, 60, 80)
     stack.experts.data[2, 5, 7] = math.nan
-    with pytest.raises(WeightError, match=r"layer 'experts', weight \(4, 60, 80\): must be finite"):
+    with raises(WeightError, "'experts'", (4, 60, 80), "NaN"):
         rows_of(stack)
 
 
@@ -293,11 +297,15 @@ def spiked(strength: float, num_spikes: int, shape: tuple[int, int], seed: int) 
 
 
 STRENGTHS = [1, 2, 3, 5, 8, 10, 12, 14, 16, 17, 18, 20, 25, 32, 50, 100, 300, 1000]
-SHAPES = [(64, 64), (64, 256), (128, 192), (140, 280)]
+SMALL = [(64, 64), (64, 256), (128, 192)]  # solved in float64 at once
+LARGE = (140, 280)  # solved in float32 first
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize(
+    ("strength", "shape"),
+    [*((each, LARGE) for each in STRENGTHS), *((each, shape) for each in (1, 1000) for shape in SMALL)],
+    ids=str,
+)
 def test_a_float32_layer_has_the_alpha_of_float64(strength, shape):
     for num_spikes in (1, 5):
         weight = spiked(strength, num_spikes, shape, seed=2).float()
@@ -317,9 +325,16 @@ def kinds(shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("shape", [(150, 150), (140, 280), (140, 1120), (3, 140, 140), (9, 64, 128)], ids=str)
-@pytest.mark.parametrize("kind", kinds((8, 8)))
-@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize(
+    ("tail", "kind", "shape"),
+    [
+        *((tail, kind, LARGE) for tail in TAILS for kind in kinds((8, 8))),
+        *((tail, "low rank", shape) for tail in TAILS for shape in [(150, 150), (3, 140, 140), (9, 64, 128)]),
+        ("median", "random", (140, 1120)),
+        ("peak", "heavy", (140, 1120)),
+    ],
+    ids=str,
+)
 def test_every_tail_of_a_float32_layer_has_the_alpha_of_float64(tail, kind, shape):
     weight = kinds(shape)[kind]
     weight = weight if weight.dim() == 2 else weight.permute(1, 2, 0)
@@ -338,7 +353,7 @@ def test_a_steep_tail_of_a_float32_layer_has_the_alpha_of_float64(shape):
         assert row.alpha == pytest.approx(literal_fit(weight).alpha, rel=1e-6)
 
 
-@pytest.mark.parametrize("num_large", [5, 10, 15, 20, 40])
+@pytest.mark.parametrize("num_large", [5, 15, 40])
 @pytest.mark.parametrize("share", [0.0104, 0.0125, 0.016, 0.021, 0.035])
 def test_few_large_eigenvalues_over_a_narrow_bulk_leave_the_alpha_of_float64(num_large, share):
     state, side = np.random.RandomState(0), 200
@@ -350,8 +365,11 @@ def test_few_large_eigenvalues_over_a_narrow_bulk_leave_the_alpha_of_float64(num
         assert row_of(nn.Linear(2, 2), weight).alpha == pytest.approx(literal_fit(weight).alpha, rel=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(200, 700), (256, 1024)], ids=str)
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    ("shape", "seed"),
+    [*(((200, 700), seed) for seed in range(8)), *(((256, 1024), seed) for seed in range(3))],
+    ids=str,
+)
 def test_a_tail_that_float32_keeps_has_the_alpha_of_float64_with_room(shape, seed):
     weight = torch.from_numpy(np.random.RandomState(seed).standard_t(3, shape)).float()
     row = row_of(nn.Linear(2, 2), weight)
@@ -359,8 +377,11 @@ def test_a_tail_that_float32_keeps_has_the_alpha_of_float64_with_room(shape, see
     assert row.alpha == pytest.approx(literal_fit(weight).alpha, rel=8e-7)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("strength", [each for each in STRENGTHS if each <= 100])
+@pytest.mark.parametrize(
+    ("strength", "shape"),
+    [*((each, LARGE) for each in STRENGTHS if each <= 100), *((each, shape) for each in (1, 100) for shape in SMALL)],
+    ids=str,
+)
 def test_a_bfloat16_layer_has_the_alpha_of_float64(strength, shape):
     weight = spiked(strength, 1, shape, seed=2).bfloat16()
     row = row_of(nn.Linear(2, 2), weight)
@@ -370,7 +391,7 @@ def test_a_bfloat16_layer_has_the_alpha_of_float64(strength, shape):
 def test_a_bulk_that_bfloat16_has_not_kept_is_left_out():
     """A spike of 1000 times the bulk is stored with errors as large as the bulk."""
     row = row_of(nn.Linear(2, 2), spiked(1000, 1, (64, 64), seed=0).bfloat16())
-    assert row.reason.startswith("rank too low")
+    assert_carries(row.reason, "rank")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
@@ -395,7 +416,7 @@ def test_a_float32_layer_is_as_short_of_rank_as_a_float64_one(tail):
         for dtype in (torch.float32, torch.float64)
     }
     for row in outcomes.values():
-        assert row.reason == "rank too low: 64 of 128 eigenvalues exceed rounding noise"
+        assert_carries(row.reason, "rank", 64, 128)
     for dtype in outcomes:
         row = row_of(nn.Linear(2, 2), weight.to(dtype), tail=tail, min_eigenvalues=64)
         assert row.alpha == pytest.approx(row_of(nn.Linear(2, 2), weight[::2].double(), tail=tail).alpha, rel=1e-5)
@@ -409,28 +430,29 @@ def orthogonal(size: int) -> torch.Tensor:
     return torch.linalg.qr(torch.randn(size, size, dtype=torch.float64)).Q
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize(
     ("score", "expected"), [("spectral_norm", 4.0), ("stable_rank", 64.0), ("frobenius_norm", 16.0), ("entropy", 1.0)]
 )
-def test_a_score_that_needs_no_tail_is_computed_for_an_orthogonal_matrix(score, expected, tail, dtype):
-    row = row_of(nn.Linear(2, 2), 2 * orthogonal(64).to(dtype), score=score, tail=tail)
-    assert row.score == pytest.approx(expected, rel=1e-5)
-    assert (row.reason, row.alpha, row.alpha_stderr, row.xmin, row.ks, row.num_tail) == ("", *[None] * 5)
+def test_a_score_that_needs_no_tail_is_computed_for_an_orthogonal_matrix(score, expected, tail):
+    for dtype in (torch.float32, torch.float64):
+        row = row_of(nn.Linear(2, 2), 2 * orthogonal(64).to(dtype), score=score, tail=tail)
+        assert row.score == pytest.approx(expected, rel=1e-5)
+        assert (row.reason, row.alpha, row.alpha_stderr, row.xmin, row.ks, row.num_tail) == ("", *[None] * 5)
 
 
 @pytest.mark.parametrize("score", ["alpha", "alpha_weighted", "log_alpha_norm", lambda spectrum, fit: fit.alpha])
 def test_a_score_that_needs_a_tail_leaves_an_orthogonal_matrix_out(score):
     row = row_of(nn.Linear(2, 2), orthogonal(64), score=score)
     assert row.score is None
-    assert row.reason == "flat tail: its eigenvalues are equal but for rounding"
+    assert_carries(row.reason, "flat")
 
 
 @pytest.mark.parametrize("score", ["spectral_norm", "stable_rank", "frobenius_norm", "entropy"])
 def test_a_zero_weight_has_no_score_of_any_kind(score):
     row = row_of(nn.Linear(2, 2), torch.zeros(64, 64), score=score)
-    assert (row.score, row.reason) == (None, "all eigenvalues are zero")
+    assert row.score is None
+    assert_carries(row.reason, "zero")
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-30, 1e30])
@@ -463,7 +485,7 @@ def test_a_tail_of_ones_own_is_given_the_spectrum_in_the_units_of_the_weight(uni
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_score_that_is_not_finite_is_an_error_that_names_the_layer(value):
     model = nn.ModuleDict({"fc": nn.Linear(60, 60)})
-    with pytest.raises(ScoreError, match=r"layer 'fc', weight \(60, 60\): score must be finite"):
+    with raises(ScoreError, "'fc'", (60, 60), value):
         rows_of(model, score=lambda spectrum, fit: value)
 
 
@@ -477,19 +499,19 @@ def test_the_score_of_parts_is_the_mean_of_theirs(score):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("option", "value"),
     [
-        ({"tail": "mean"}, ValueError, "tail must be one of median"),
-        ({"tail_fraction": 0.0}, ValueError, "0 < tail_fraction < 1"),
-        ({"tail_fraction": 1.0}, ValueError, "0 < tail_fraction < 1"),
-        ({"score": "beta"}, ValueError, "score must be one of alpha"),
-        ({"min_eigenvalues": 2}, ValueError, "min_eigenvalues must be"),
-        ({"min_eigenvalues": 50.0}, ValueError, "min_eigenvalues must be"),
+        ("tail", "mean"),
+        ("tail_fraction", 0.0),
+        ("tail_fraction", 1.0),
+        ("score", "beta"),
+        ("min_eigenvalues", 2),
+        ("min_eigenvalues", 50.0),
     ],
 )
-def test_options_out_of_range_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        Scoring(**options)
+def test_options_out_of_range_are_refused(option, value):
+    with raises(ValueError, option, repr(value)):
+        Scoring(**{option: value})
 
 
 def test_scoring_from_several_threads_leaves_the_settings_and_the_numbers_alone():
