@@ -40,11 +40,6 @@ Build = Callable[[Path], Path]
 CASES: dict[str, Build] = {}
 
 
-def hostile_files(folder: Path) -> dict[str, Path]:
-    """Write every case into a folder of its own; the names of the cases with the paths to hand over."""
-    return {name: build_case(name, folder / name) for name in CASES}
-
-
 def build_case(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
     return CASES[name](folder)
@@ -551,6 +546,19 @@ def distributed(folder: Path, change: Callable[[object], None]) -> Path:
     written(folder / "in" / "__0_0.distcp", piece)
     written(folder / "outside.distcp", piece)
     written(folder / "in" / ".metadata", pickle.dumps(metadata))
+    return folder / "in"
+
+
+def distributed_pieces(folder: Path, weight: torch.Tensor, rows_of: dict[str, slice]) -> Path:
+    """A matrix whose rows are in several files, as several processes save it."""
+    chunks, places = [], {}
+    for file, rows in rows_of.items():
+        content = saved(weight[rows].clone())
+        written(folder / "in" / file, content)
+        chunks.append(ChunkStorageMetadata(torch.Size([rows.start, 0]), weight[rows].shape))
+        places[MetadataIndex("weight", [rows.start, 0])] = _StorageInfo(file, 0, len(content))
+    described = TensorStorageMetadata(TensorProperties(dtype=weight.dtype), weight.shape, chunks)
+    written(folder / "in" / ".metadata", pickle.dumps(Metadata({"weight": described}, storage_data=places)))
     return folder / "in"
 
 

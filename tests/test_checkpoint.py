@@ -18,6 +18,8 @@ from torch import nn
 
 from tempbalance.checkpoint import Checkpoint, read_checkpoint
 from tempbalance.errors import CheckpointError, WeightError
+from tests import hostile
+from tests.cases import assert_carries, raises
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)
@@ -46,26 +48,33 @@ def save_legacy(value: object, path: Path) -> None:
 SAVERS = {"zip": torch.save, "legacy": save_legacy, "safetensors": lambda value, path: save_file(dict(value), path)}
 
 
-@pytest.mark.parametrize("save", SAVERS.values(), ids=SAVERS)
-@pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pt", ".pth", ".ckpt", ""])
-def test_a_format_is_told_by_content_whatever_the_file_is_called(tmp_path, save, suffix):
+@pytest.mark.parametrize(
+    ("form", "suffix"),
+    [
+        *(("zip", suffix) for suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt", "")),
+        *((form, suffix) for form in ("legacy", "safetensors") for suffix in (".safetensors", ".pt")),
+    ],
+)
+def test_a_format_is_told_by_content_whatever_the_file_is_called(tmp_path, form, suffix):
     path = tmp_path / f"weights{suffix}"
-    save(weights(), path)
+    SAVERS[form](weights(), path)
     checkpoint = read_checkpoint(path)
     assert_holds(checkpoint, weights())
     assert (checkpoint.name, checkpoint.found_under, checkpoint.notes) == (path.name, "", ())
 
 
 @pytest.mark.parametrize("save", SAVERS.values(), ids=SAVERS)
-@pytest.mark.parametrize("dtype", FLOATS + WHOLE, ids=str)
-def test_every_dtype_comes_back_bit_by_bit(tmp_path, save, dtype):
-    values = {"weight": (torch.arange(24).reshape(2, 3, 4) - 7).to(dtype), "scalar": torch.tensor(1).to(dtype)}
-    values["none"] = torch.empty(3, 0, dtype=dtype)
+def test_every_dtype_comes_back_bit_by_bit(tmp_path, save):
+    values = {}
+    for dtype in FLOATS + WHOLE:
+        values[f"{dtype} weight"] = (torch.arange(24).reshape(2, 3, 4) - 7).to(dtype)
+        values[f"{dtype} scalar"] = torch.tensor(1).to(dtype)
+        values[f"{dtype} none"] = torch.empty(3, 0, dtype=dtype)
     path = tmp_path / "weights"
     save(values, path)
     found = {tensor.name: tensor for tensor in read_checkpoint(path).tensors}
     for name, value in values.items():
-        assert found[name].load().shape == value.shape
+        assert (found[name].load().shape, found[name].load().dtype) == (value.shape, value.dtype)
         assert torch.equal(found[name].load().to(torch.float64), value.to(torch.float64))
 
 
@@ -103,7 +112,8 @@ def test_values_beside_the_weights_are_left_out_with_a_note(tmp_path):
     torch.save({"weight": torch.eye(3), "a._extra_state": {"b": 1}, "version": 3}, tmp_path / "a.pt")
     checkpoint = read_checkpoint(tmp_path / "a.pt")
     assert [tensor.name for tensor in checkpoint.tensors] == ["weight"]
-    assert checkpoint.notes == ("2 entries that are not tensors are left out",)
+    (note,) = checkpoint.notes
+    assert_carries(note, 2)
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model", "net", "module", "ema", "model.state_dict",
@@ -122,7 +132,9 @@ def test_weights_are_found_under_the_usual_keys_nested_too(tmp_path, key):
 def test_other_weights_in_the_same_file_are_noted(tmp_path):
     torch.save({"ema": weights(), "model": weights(2)}, tmp_path / "a.pt")
     checkpoint = read_checkpoint(tmp_path / "a.pt")
-    assert (checkpoint.found_under, checkpoint.notes) == ("model", ('also holds "ema"',))
+    assert checkpoint.found_under == "model"
+    (note,) = checkpoint.notes
+    assert_carries(note, '"ema"')
     assert_holds(checkpoint, weights(2))
 
 
@@ -133,10 +145,11 @@ def test_the_state_of_an_optimizer_is_never_taken_for_weights(tmp_path):
     optimizer.step()
     for number, value in enumerate([optimizer.state_dict(), {"optimizer": optimizer.state_dict(), "step": 3}]):
         torch.save(value, tmp_path / f"{number}.pt")
-        with pytest.raises(CheckpointError, match="no tensors by name"):
+        with raises(CheckpointError, f"{number}.pt"):
             read_checkpoint(tmp_path / f"{number}.pt")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_lightning_is_read(tmp_path):
     lightning = pytest.importorskip("lightning")
 
@@ -224,7 +237,8 @@ def test_tensors_of_shards_that_the_index_does_not_name_are_left_out_with_a_note
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     checkpoint = read_checkpoint(tmp_path)
     assert [tensor.name for tensor in checkpoint.tensors] == ["layers.1.weight"]
-    assert checkpoint.notes == ("2 tensors of its shards are not in the index",)
+    (note,) = checkpoint.notes
+    assert_carries(note, 2)
 
 
 @pytest.mark.parametrize("files", [["model.safetensors", "pytorch_model.bin", "training_args.bin", "optimizer.pt"],
@@ -240,7 +254,7 @@ def test_the_file_of_weights_in_a_folder_is_found(tmp_path, files):
 def test_a_folder_with_two_files_of_weights_asks_which(tmp_path):
     for name in ("a.pt", "b.pt"):
         torch.save(weights(), tmp_path / name)
-    with pytest.raises(CheckpointError, match=r"hand over one, say 'a\.pt'"):
+    with raises(CheckpointError, tmp_path.name, "'a.pt'"):
         read_checkpoint(tmp_path)
 
 
@@ -258,7 +272,7 @@ def test_links_of_a_hugging_face_cache_are_followed_within_the_cache_of_the_same
     inside = hugging_face_cache(tmp_path / "a", tmp_path / "a" / "models--me--tiny" / "blobs")
     assert_holds(read_checkpoint(inside), weights())
     outside = hugging_face_cache(tmp_path / "b", tmp_path / "b" / "models--me--other" / "blobs")
-    with pytest.raises(CheckpointError, match="outside"):
+    with raises(CheckpointError, "model.safetensors"):
         read_checkpoint(outside)
 
 
@@ -287,17 +301,17 @@ def singular_values(matrix: torch.Tensor, count: int) -> torch.Tensor:
     return torch.linalg.svdvals(matrix.double())[:count].float()
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
 @pytest.mark.parametrize(
-    ("config", "scale"),
+    ("suffix", "config", "scale"),
     [
-        ({}, 8 / 4),
-        ({"use_rslora": True}, 8 / math.sqrt(4)),
-        ({"alpha_pattern": {"q_proj": 3}}, 3 / 4),
-        ({"alpha_pattern": {"0.q_proj": 3}, "use_rslora": True}, 3 / 2),
-        ({"alpha_pattern": {"^layers.0.q_proj": 3}}, 3 / 4),
-        ({"alpha_pattern": {"^0.q_proj": 3, "proj": 5}}, 8 / 4),
-        ({"r": 16, "rank_pattern": {"q_proj": 4}}, 8 / 4),
+        ("bin", {}, 8 / 4),
+        ("safetensors", {}, 8 / 4),
+        ("safetensors", {"use_rslora": True}, 8 / math.sqrt(4)),
+        ("safetensors", {"alpha_pattern": {"q_proj": 3}}, 3 / 4),
+        ("safetensors", {"alpha_pattern": {"0.q_proj": 3}, "use_rslora": True}, 3 / 2),
+        ("safetensors", {"alpha_pattern": {"^layers.0.q_proj": 3}}, 3 / 4),
+        ("safetensors", {"alpha_pattern": {"^0.q_proj": 3, "proj": 5}}, 8 / 4),
+        ("safetensors", {"r": 16, "rank_pattern": {"q_proj": 4}}, 8 / 4),
     ],
 )
 def test_a_pair_of_lora_factors_is_their_scaled_product(tmp_path, suffix, config, scale):
@@ -327,7 +341,8 @@ def test_other_tensors_of_an_adapter_stay_what_they_are(tmp_path):
     save_adapter(tmp_path, tensors, use_dora=True)
     checkpoint = read_checkpoint(tmp_path)
     assert [(tensor.name, tensor.rank) for tensor in checkpoint.tensors] == [("a", 4), ("classifier.weight", None)]
-    assert checkpoint.notes == ("the magnitudes of DoRA are not part of the products",)
+    (note,) = checkpoint.notes
+    assert_carries(note, "DoRA")
 
 
 # torch.distributed.checkpoint
@@ -355,6 +370,12 @@ def test_a_distributed_checkpoint_of_a_plain_state_dict_is_read(tmp_path):
     assert_holds(read_checkpoint(tmp_path / "a"), weights())
 
 
+def test_a_tensor_in_pieces_is_put_together(tmp_path):
+    weight = torch.arange(70.0).reshape(7, 10)
+    folder = hostile.distributed_pieces(tmp_path, weight, {"__0_0.distcp": slice(0, 4), "__1_0.distcp": slice(4, 7)})
+    assert_holds(read_checkpoint(folder), {"weight": weight})
+
+
 SHARDED = """
 import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
@@ -369,6 +390,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_tensors_in_pieces_of_two_processes_are_put_together(tmp_path):
     commands = [[sys.executable, "-W", "ignore", "-c", SHARDED, str(rank), str(tmp_path)] for rank in range(2)]
     running = [subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) for command in commands]
@@ -382,6 +404,7 @@ def test_tensors_in_pieces_of_two_processes_are_put_together(tmp_path):
 # what cannot be read is listed
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning", "ignore:torch.quantize_per:UserWarning")
 def test_tensors_that_are_not_dense_are_listed_and_name_themselves_when_read(tmp_path):
     state = {
         "sparse": torch.eye(3).to_sparse(), "rows": torch.eye(4).to_sparse_csr(),
@@ -395,7 +418,7 @@ def test_tensors_that_are_not_dense_are_listed_and_name_themselves_when_read(tmp
         (name, tuple(value.shape)) for name, value in state.items()
     ]
     for tensor in checkpoint.tensors[:-1]:
-        with pytest.raises(WeightError, match=tensor.name):
+        with raises(WeightError, tensor.name):
             tensor.load()
     assert torch.equal(checkpoint.tensors[-1].load(), torch.eye(2))
 
@@ -413,7 +436,7 @@ def test_a_file_that_shrinks_after_it_was_opened_says_so(tmp_path):
         save({"weight": torch.ones(1000)}, tmp_path / name)
         (tensor,) = read_checkpoint(tmp_path / name).tensors
         os.truncate(tmp_path / name, 300)
-        with pytest.raises(CheckpointError, match="too early"):
+        with raises(CheckpointError, name):
             tensor.load()
 
 
@@ -444,6 +467,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("save", SAVERS.values(), ids=SAVERS)
 def test_one_tensor_is_in_memory_at_a_time(tmp_path, save):

@@ -9,42 +9,78 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner, Result
 
+from tempbalance.cli import app
+from tempbalance.lab import processes
 from tempbalance.runlog import RunFolder
 from tempbalance.terminal import stoppable
+from tests.cases import assert_bad_usage, assert_carries, warns
+from tests.test_study_commands import InThisProcess
 
 TINY = ["--dataset", "digits", "--model", "mlp", "--width", "0.25", "--epochs", "2", "--limit", "200"]
 
 
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
 def tempbalance(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     command = [sys.executable, "-m", "tempbalance.cli", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
 
 
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Comparisons train in this process."""
+    monkeypatch.setattr(processes, "local_pool", lambda settings, num_workers: InThisProcess(settings))
+
+
 def test_a_run_is_trained_told_about_and_left_alone_when_it_is_complete(tmp_path):
-    logged = ("--tensorboard", "--log-every", "1")
-    first = tempbalance("train", *TINY, "--method", "tb", "--out", "run", *logged, cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("digits-mlp-0.25-tb-43: test accuracy")
-    assert "epoch 2: train loss" in first.stderr
+    logged = ("--tensorboard", "--log-every", "1", "--device", "cpu")
+    first = invoke("train", *TINY, "--method", "tb", "--out", "run", *logged)
+    assert first.exit_code == 0, first.stderr
+    assert_carries(first.stdout, "digits-mlp-0.25-tb-43", "test accuracy")
+    assert_carries(first.stderr, "epoch 2", "train loss")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert [each.step for each in events.Scalars("loss")] == [0, 1, 2, 3]
     accuracies = [line["test_accuracy"] for line in RunFolder(tmp_path / "run").metrics]
     assert [each.value for each in events.Scalars("test_accuracy")] == pytest.approx(accuracies)
-    again = tempbalance("train", "--recipe", "run/recipe.json", "--out", "run", cwd=tmp_path)
-    assert again.returncode == 0
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.json*")}
+    again = invoke("train", "--recipe", "run/recipe.json", "--out", "run")
+    assert again.exit_code == 0
     assert again.stdout == first.stdout
-    assert "is complete already" in again.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("*.json*")} == before
+    other = invoke("train", *TINY, "--method", "cal", "--out", "run")
+    assert other.exit_code == 1
+    assert_carries(other.stderr, "method", "'tb'", "'cal'")
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_and_another_is_refused_in_processes_of_their_own(tmp_path):
+    first = tempbalance("train", *TINY, "--method", "tb", "--out", "run", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("digits-mlp-0.25-tb-43: ")
+    assert "epoch 2" in first.stderr
+    assert RunFolder(tmp_path / "run").result is not None
     other = tempbalance("train", *TINY, "--method", "cal", "--out", "run", cwd=tmp_path)
-    assert other.returncode == 1
-    assert "method: 'tb' in the folder, 'cal' asked for" in other.stderr
+    assert (other.returncode, other.stdout) == (1, "")
+    wrong = tempbalance("train", *TINY, "--method", "tbb", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
+    assert_carries(wrong.stderr, "'tbb'", "'tb'")
 
 
 def test_a_recipe_file_is_read_and_options_go_before_it(tmp_path):
     (tmp_path / "r.yaml").write_text("dataset: digits\nmodel: mlp\nwidth: 0.25\nepochs: 9\nlimit: 200\nmethod: cal\n")
-    result = tempbalance("train", "--recipe", "r.yaml", "--epochs", "1", "--scale-range", "0.6", "1.4", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = invoke("train", "--recipe", "r.yaml", "--epochs", "1", "--scale-range", "0.6", "1.4")
+    assert result.exit_code == 0, result.stderr
     recipe = RunFolder(tmp_path / "runs" / "digits-mlp-0.25-cal-43").recipe["recipe"]
     assert (recipe["epochs"], recipe["scale_range"], recipe["method"]) == (1, [0.6, 1.4], "cal")
 
@@ -68,96 +104,93 @@ evaluate_every: 2
 def test_a_recipe_file_of_another_kind_is_trained_as_that(tmp_path):
     (tmp_path / "text.txt").write_text("to be, or not to be, that is the question\n" * 20)
     (tmp_path / "gpt.yaml").write_text(GPT)
-    first = tempbalance("train", "--recipe", "gpt.yaml", "--lr", "0.01", cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("text-gpt-adam-43: test perplexity")
-    assert "epoch 2 of 2: test perplexity" in first.stderr
+    with warns(UserWarning, "min_eigenvalues", 50):  # the network is that small
+        first = invoke("train", "--recipe", "gpt.yaml", "--lr", "0.01")
+    assert first.exit_code == 0, first.stderr
+    assert_carries(first.stdout, "text-gpt-adam-43", "test perplexity")
+    assert_carries(first.stderr, "epoch 2 of 2", "test perplexity")
     folder = RunFolder(tmp_path / "runs" / "text-gpt-adam-43")
     assert (folder.recipe["recipe"]["kind"], folder.recipe["recipe"]["lr"]) == ("language", 0.01)
-    again = tempbalance("train", "--recipe", "gpt.yaml", "--lr", "0.01", cwd=tmp_path)
+    again = invoke("train", "--recipe", "gpt.yaml", "--lr", "0.01")
     assert again.stdout == first.stdout
-    for content, answer in {
-        GPT.replace("language", "langage"): "unknown kind 'langage': did you mean 'language'",
-        GPT + "momentum: 0.9\n": "gpt.yaml: unknown option 'momentum'",
-        GPT.replace("text.txt", "none.txt"): "unknown dataset 'none.txt'",
+    for content, carried in {
+        GPT.replace("language", "langage"): ["kind", "'langage'", "'language'"],
+        GPT + "momentum: 0.9\n": ["gpt.yaml", "'momentum'"],
+        GPT.replace("text.txt", "none.txt"): ["dataset", "'none.txt'"],
     }.items():
         (tmp_path / "gpt.yaml").write_text(content)
-        refused = tempbalance("train", "--recipe", "gpt.yaml", "--out", "other", cwd=tmp_path)
-        assert refused.returncode == 2
-        assert answer in refused.stderr
+        assert_bad_usage(invoke("train", "--recipe", "gpt.yaml", "--out", "other"), *carried)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "answer"),
+    ("arguments", "carried"),
     [
-        (["--method", "tbb"], "unknown method 'tbb': did you mean 'tb'"),
-        (["--model", "resnet19"], "resnet18"),
-        (["--dataset", "cifar11"], "cifar10"),
-        (["--epochs", "0"], "epochs must be at least 1, got 0"),
-        (["--tail", "medan"], "unknown tail 'medan': did you mean 'median'?"),
-        (["--out", ""], "out must be a folder, got ''"),
-        (["--out", "file"], "out must be a folder, file is a file"),
-        (["--recipe", "file"], "file: a recipe must be options by name, got nothing"),
-        (["--device", "gpu"], "gpu"),
+        (["--method", "tbb"], ["method", "'tbb'", "'tb'"]),
+        (["--model", "resnet19"], ["model", "'resnet19'", "resnet18"]),
+        (["--dataset", "cifar11"], ["dataset", "'cifar11'", "cifar10"]),
+        (["--epochs", "0"], ["epochs", "got 0"]),
+        (["--tail", "medan"], ["tail", "'medan'", "'median'"]),
+        (["--out", ""], ["out", "''"]),
+        (["--out", "file"], ["out", "file"]),
+        (["--recipe", "file"], ["file"]),
+        (["--device", "gpu"], ["gpu"]),
     ],
 )
-def test_bad_usage_is_answered_in_one_line_with_exit_code_2(tmp_path, arguments, answer):
+def test_bad_usage_is_answered_in_one_line_with_exit_code_2(tmp_path, arguments, carried):
     (tmp_path / "file").touch()
-    result = tempbalance("train", *TINY, "--out", "run", *arguments, cwd=tmp_path)
-    assert result.returncode == 2
+    assert_bad_usage(invoke("train", *TINY, "--out", "run", *arguments), *carried)
     assert not (tmp_path / "run").exists()
-    assert answer in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--log-every", "--threads", "--devices", "--num-nodes"])
 def test_counts_are_at_least_one(tmp_path, option):
-    result = tempbalance("train", *TINY, option, "0", cwd=tmp_path)
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
+    result = invoke("train", *TINY, option, "0")
+    assert result.exit_code == 2
     assert option in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
+def test_methods_are_compared_in_one_process_and_another_comparison_in_the_folder_is_refused(in_process, tmp_path):
+    arguments = (*TINY, "--methods", "cal,tb", "--seeds", "1", "--out", "all", "--device", "cpu")
+    result = invoke("compare", *arguments)
+    assert result.exit_code == 0, result.stderr
+    names = {f"digits-mlp-0.25-{method}-43" for method in ("cal", "tb")}
+    assert {path.name for path in (tmp_path / "all").iterdir()} == names | {"comparison.json", "report.html"}
+    assert_carries(result.stderr, "digits", "mlp", "2 epochs", *names)
+    assert_carries(result.stdout, "cal", "tb", "points", "all/report.html")
+    other = invoke("compare", *arguments, "--epochs", "3")
+    assert other.exit_code == 1
+    assert_carries(other.stderr, "epochs", "2", "3", "--out")
+
+
+@pytest.mark.slow
 def test_methods_are_compared_seed_by_seed(tmp_path):
     result = tempbalance("compare", *TINY, "--methods", "cal,tb", "--seeds", "2", "--out", "all", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     names = {f"digits-mlp-0.25-{method}-{seed}" for method in ("cal", "tb") for seed in (43, 37)}
     assert {path.name for path in (tmp_path / "all").iterdir()} == names | {"comparison.json", "report.html"}
-    assert "digits, mlp, width 0.25, 2 epochs, cal, tb, seeds 43, 37" in result.stderr
+    assert_carries(result.stderr, "digits", "mlp", "width 0.25", "2 epochs", "cal, tb", "43, 37")
     assert all(result.stderr.count(f"{name}: test accuracy") == 1 for name in names)
     assert all(RunFolder(tmp_path / "all" / name).result is not None for name in names)
-    for text in (
-        "cal",
-        "tb",
-        "points",
-        "spread of alpha",
-        "The runs are in all, a page to look at them is all/report.html",
-    ):
-        assert text in result.stdout
-    other = tempbalance("compare", *TINY, "--epochs", "3", "--seeds", "2", "--out", "all", cwd=tmp_path)
-    assert other.returncode == 1
-    assert "epochs: 2 in the folder, 3 asked for; choose another --out or remove the folder" in other.stderr
+    assert_carries(result.stdout, "cal", "tb", "points", "alpha", "all/report.html")
 
 
 def test_a_comparison_of_which_nothing_can_come_starts_nothing(tmp_path):
     for arguments in (["--dataset", "none.npz"], ["--methods", "cal,cal"], ["--methods", "cal,tb+cal"]):
-        result = tempbalance("compare", *TINY, *arguments, "--seeds", "1", "--out", "all", cwd=tmp_path)
-        assert result.returncode == 2
-        assert arguments[1].split(",")[-1] in result.stderr
-        assert "Traceback" not in result.stderr
+        result = invoke("compare", *TINY, *arguments, "--seeds", "1", "--out", "all")
+        assert_bad_usage(result, arguments[1].split(",")[-1])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_comparison_says_what_failed(tmp_path):
-    result = tempbalance("compare", *TINY, "--lr", "1e20", "--weight-decay", "1e30", "--seeds", "1", cwd=tmp_path)
-    assert result.returncode == 1
-    assert "error: the run in runs/digits-mlp-0.25-" in result.stderr
-    assert "failed: the loss is" in result.stderr
-    assert "rate 1e+20 (a traceback is in failure.txt, all a run said in output.txt)" in result.stderr
-    assert "Traceback" not in result.stderr
+def test_a_comparison_says_what_failed(in_process):
+    diverging = ("--lr", "1e20", "--weight-decay", "1e30")
+    result = invoke("compare", *TINY, *diverging, "--methods", "cal", "--seeds", "1", "--device", "cpu")
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert_carries(line, "runs/digits-mlp-0.25-cal-43", "loss", "1e+20", "failure.txt", "output.txt")
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_asked_to_stop_leaves_no_process_behind(tmp_path):
     command = [sys.executable, "-m", "tempbalance.cli", "compare", *TINY, "--epochs", "10000", "--seeds", "1"]
     process = subprocess.Popen([*command, "--workers", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -168,7 +201,7 @@ def test_a_comparison_that_is_asked_to_stop_leaves_no_process_behind(tmp_path):
     process.terminate()
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on from there" in told
+    assert told.count("Traceback") == 0
     for run in runs:
         with run.locked():  # nobody else has it
             assert run.checkpoint() is not None
@@ -193,10 +226,9 @@ def test_signals_stop_a_command_as_ctrl_c_does_unless_they_are_ignored():
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
-def test_the_help_has_a_text_for_each_option_and_its_default(command, monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
-    text = tempbalance(command, "--help", cwd=tmp_path).stdout
+def test_the_help_has_a_text_for_each_option_and_its_default(command, monkeypatch):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
+    text = invoke(command, "--help").stdout
     for panel in ("Recipe", "Balancing", "Method", "Run", "Logging"):
         assert f"─ {panel} ─" in text
     for words in ("median, goodness_of_fit, peak", "wrn28_6", "[default: (0.5 1.5)]", "$TEMPBALANCE_CACHE"):

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ import torch
 from tempbalance.checkpoint import read_checkpoint
 from tempbalance.errors import CheckpointError
 from tests import hostile
+from tests.cases import raises
 
+# two seconds each; archive_millions_of_marks, which is refused in the same place, stays in the fast tier
+SLOW = {"archive_tuples_a_million_deep", "archive_millions_of_instructions"}
 LARGE = (
     "bomb",
     "million",
@@ -36,15 +40,17 @@ def names_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("name", hostile.CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in hostile.CASES]
+)
 def test_a_hostile_file_is_refused_in_one_line_and_nothing_of_it_runs(name, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     path = hostile.build_case(name, tmp_path / "files" / "case")
-    before, start = names_below(tmp_path), time.monotonic()
+    before, start = names_below(tmp_path), time.process_time()
     with pytest.raises(CheckpointError) as caught:
         read_checkpoint(path)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000
     assert names_below(tmp_path) == before
@@ -52,18 +58,15 @@ def test_a_hostile_file_is_refused_in_one_line_and_nothing_of_it_runs(name, tmp_
     assert hostile.VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize("name", ["torch_plain_pickle_with_payload", "torch_plain_pickle_of_protocol_0"])
-def test_the_payload_would_run_in_an_unpickler_that_trusts(name, tmp_path):
-    path = hostile.build_case(name, tmp_path / "case")
+def test_the_payload_would_run_in_an_unpickler_that_trusts(tmp_path):
+    path = hostile.build_case("torch_plain_pickle_with_payload", tmp_path / "case")
     pickle.loads(path.read_bytes())
     assert (tmp_path / hostile.MARKER).exists()
     assert (tmp_path / "case" / hostile.MARKER).exists()
 
 
-def test_there_are_hundreds_of_cases_and_all_are_written_at_once(tmp_path):
-    paths = hostile.hostile_files(tmp_path)
-    assert len(paths) > 150
-    assert len(set(paths.values())) == len(paths)
+def test_there_are_hundreds_of_cases():
+    assert len(hostile.CASES) > 150
 
 
 LIMITED = """
@@ -72,67 +75,81 @@ import torch
 from tempbalance.checkpoint import read_checkpoint
 from tempbalance.errors import CheckpointError
 peak = lambda: int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
-before = peak()
 for path in sys.argv[1:]:
+    before = peak()
     try:
         read_checkpoint(path)
     except CheckpointError:
+        print(peak() - before)
         continue
     sys.exit(f"{path} was not refused")
-print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-@pytest.mark.parametrize("name", UNFOLDING)
-def test_a_file_that_would_unfold_takes_little_memory(name, tmp_path):
+def test_files_that_would_unfold_take_little_memory(tmp_path):
+    """The peak of one process that reads them all is that of the worst of them."""
+    paths = [str(hostile.build_case(name, tmp_path / name)) for name in UNFOLDING]
+    result = subprocess.run([sys.executable, "-c", LIMITED, *paths], capture_output=True, text=True, check=True)
+    grown = dict(zip(UNFOLDING, map(int, result.stdout.split()), strict=True))
+    assert sum(grown.values()) < 300 * 1024, grown
+
+
+@pytest.mark.parametrize("name", ["zip_bomb", "safetensors_header_of_exabytes", "archive_text_of_four_gigabytes"])
+def test_a_file_that_would_unfold_is_refused_before_it_is_in_memory(name, tmp_path):
     path = hostile.build_case(name, tmp_path / "case")
-    result = subprocess.run([sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=True)
-    assert int(result.stdout) < 300 * 1024
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError):
+            read_checkpoint(path)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "carried"),
     [
-        ("torch_payload", "asks for posix.system: nothing in a file is run; save only the state_dict()"),
-        ("torch_two_payloads", "asks for posix.system, builtins.eval: nothing"),
-        ("torch_plain_pickle_of_protocol_0", "asks for posix.system"),
-        ("archive_names_from_the_memo", "asks for os.system"),
-        ("archive_instruction_inst", "asks for os.system"),
-        ("torch_namespace", "asks for argparse.Namespace"),
-        ("torch_numpy_scalar", "asks for numpy"),
-        ("torch_whole_module", "asks for torch.nn.modules.linear.Linear"),
-        ("archive_items_of_a_tensor", "sets items of a PickledTensor, which torch.save never does"),
-        ("archive_storage_longer_than_its_record", "storage '0' should have 4,000,000 bytes, the archive has 48"),
-        ("archive_expanded_to_a_terabyte", "claims 1,099,511,627,776 bytes, its storage has 48"),
-        ("zip_bomb", "more than a hundredfold"),
-        ("zip_torchscript", "TorchScript, a program with its weights: .* torch.jit.load"),
-        ("format_onnx", "ONNX, a program with its weights"),
-        ("format_gguf", r"file of GGUF, which is not read: \.safetensors, \.bin, \.pt, \.pth, \.ckpt files"),
-        ("format_msgpack", "not in a format that is read"),
-        ("format_json", "hand over the folder"),
-        ("tar_with_payload", "tar archive"),
-        ("safetensors_cut_off", "does not fit|do not fit"),
-        ("safetensors_lfs_pointer", "git lfs pull"),
-        ("safetensors_overlap", "overlap or leave a hole at byte 48"),
-        ("index_above", "names '../outside.safetensors', which lies outside"),
-        ("index_of_a_shard_that_links_outside", "lies outside"),
-        ("index_of_a_missing_tensor", r"says that 'evil\\n\\x1b\[31m' is in 'a.safetensors': it is not"),
-        ("index_of_ten_thousand_and_one_shards", "names 10,001 shards, more than 10,000"),
-        ("npz", r"zip archive that torch.save did not write, which is not read: \.safetensors"),
-        ("index_of_one_file_by_two_names", "names one file as two shards"),
-        ("fifo", "is a FIFO, not a file"),
-        ("socket_file", "is a socket, not a file"),
-        ("device", "is a device, not a file"),
-        ("missing", r"'no\\nsuch\\x1b\[31m.pt': cannot be read: No such file or directory"),
-        ("torch_empty", "is empty"),
-        ("folder_that_is_empty", "has no weights"),
-        ("distributed_payload", "asks for posix.system"),
-        ("distributed_piece_outside", "lies outside"),
+        ("torch_payload", ["'a.pt'", "posix.system", "state_dict()"]),
+        ("torch_two_payloads", ["posix.system", "builtins.eval"]),
+        ("torch_plain_pickle_of_protocol_0", ["posix.system"]),
+        ("archive_names_from_the_memo", ["os.system"]),
+        ("archive_instruction_inst", ["os.system"]),
+        ("torch_namespace", ["argparse.Namespace"]),
+        ("torch_numpy_scalar", ["numpy"]),
+        ("torch_whole_module", ["torch.nn.modules.linear.Linear"]),
+        ("archive_items_of_a_tensor", ["PickledTensor"]),
+        ("archive_storage_longer_than_its_record", ["'0'", "4,000,000", 48]),
+        ("archive_expanded_to_a_terabyte", ["1,099,511,627,776", 48]),
+        ("zip_bomb", ["49,228", "50,000,180"]),
+        ("zip_torchscript", ["TorchScript", "torch.jit.load"]),
+        ("format_onnx", ["'a.onnx'", "ONNX"]),
+        ("format_gguf", ["GGUF", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"]),
+        ("format_msgpack", ["'a.msgpack'"]),
+        ("format_json", ["'a.json'"]),
+        ("tar_with_payload", ["tar"]),
+        ("safetensors_cut_off", ["'a.safetensors'"]),
+        ("safetensors_lfs_pointer", ["git lfs pull"]),
+        ("safetensors_overlap", [48]),
+        ("index_above", ["'in'", "'../outside.safetensors'"]),
+        ("index_of_a_shard_that_links_outside", ["'a.safetensors'"]),
+        ("index_of_a_missing_tensor", [r"'evil\n\x1b[31m'", "'a.safetensors'"]),
+        ("index_of_ten_thousand_and_one_shards", ["10,001", "10,000"]),
+        ("npz", ["'a.npz'", ".safetensors"]),
+        ("index_of_one_file_by_two_names", ["'case'"]),
+        ("fifo", ["FIFO"]),
+        ("socket_file", ["socket"]),
+        ("device", ["device"]),
+        ("missing", [r"'no\nsuch\x1b[31m.pt'", os.strerror(errno.ENOENT)]),
+        ("torch_empty", ["'a.pt'"]),
+        ("folder_that_is_empty", ["'case'"]),
+        ("distributed_payload", [".metadata", "posix.system"]),
+        ("distributed_piece_outside", ["'../outside.distcp'"]),
     ],
 )
-def test_a_refusal_says_what_is_wrong_and_what_to_do(name, sentence, tmp_path):
-    with pytest.raises(CheckpointError, match=sentence):
+def test_a_refusal_names_the_file_and_what_is_wrong_in_it(name, carried, tmp_path):
+    with raises(CheckpointError, *carried):
         read_checkpoint(hostile.build_case(name, tmp_path / "case"))
 
 
@@ -157,7 +174,7 @@ def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
     path.chmod(0)
     if os.geteuid() == 0:  # whom nothing is denied
         monkeypatch.setattr(os, "open", denied)
-    with pytest.raises(CheckpointError, match="Permission denied"):
+    with raises(CheckpointError, "'a.pt'", os.strerror(errno.EACCES)):
         read_checkpoint(path)
 
 
@@ -166,7 +183,7 @@ def test_any_byte_of_a_file_may_be_wrong(content, tmp_path):
     """Each damaged file is read or refused; no other error comes out."""
     path = tmp_path / "a.pt"
     generator = torch.Generator().manual_seed(0)
-    for position in torch.randint(len(content), (400,), generator=generator).tolist():
+    for position in torch.randint(len(content), (200,), generator=generator).tolist():
         path.write_bytes(content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :])
         try:
             tensors = read_checkpoint(path).tensors
@@ -177,7 +194,7 @@ def test_any_byte_of_a_file_may_be_wrong(content, tmp_path):
 
 def test_a_file_may_end_anywhere(tmp_path):
     for content in WHOLE.values():
-        for length in range(0, len(content), 7):
+        for length in range(0, len(content), 13):
             path = hostile.written(tmp_path / "a.pt", content[:length])
             with pytest.raises(CheckpointError):
                 read_checkpoint(path)

@@ -5,8 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 import tempbalance
+from tempbalance.cli import app
+from tests.cases import raises
 
 NAMES = {
     "CheckpointError",
@@ -65,7 +68,7 @@ def test_the_public_names_are_these_and_each_has_a_docstring():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with raises(AttributeError, "'nothing'"):
         _ = tempbalance.nothing
 
 
@@ -85,7 +88,16 @@ def test_after_the_subject_arguments_are_keyword_only(name):
     assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in parameters[subjects:])
 
 
-def test_the_command_tells_its_version_and_its_help():
+def test_the_command_has_its_version_and_its_help():
+    version = CliRunner().invoke(app, ["--version"])
+    assert (version.exit_code, version.stdout) == (0, f"tempbalance {tempbalance.__version__}\n")
+    help_text = CliRunner().invoke(app, ["--help"])
+    assert help_text.exit_code == 0
+    assert "--version" in help_text.stdout
+
+
+@pytest.mark.slow
+def test_the_command_has_its_version_and_its_help_in_a_process_of_its_own():
     version = subprocess.run([sys.executable, "-m", "tempbalance.cli", "--version"], capture_output=True, text=True)
     assert version.stdout == f"tempbalance {tempbalance.__version__}\n"
     help_text = subprocess.run([sys.executable, "-m", "tempbalance.cli", "--help"], capture_output=True, text=True)
