@@ -24,7 +24,10 @@ from tests.lab.campaign import SETTINGS, assert_same_run, job, processes, short_
 
 ray = pytest.importorskip("ray")
 Nodes = pytest.importorskip("ray.cluster_utils").Cluster
-pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc"),
+]
 
 
 def asked(root: Path, **options) -> Job:
@@ -216,13 +219,6 @@ def test_a_request_that_no_node_meets_waits_with_a_warning_and_one_for_nothing_i
     for needs in ({"num_cpus": 0}, {"num_cpus": -1, "num_gpus": 2}):
         with raises(ValueError, f"num_cpus={needs['num_cpus']}"):
             make(**needs)
-
-
-def test_without_ray_the_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError) as caught:
-        Cluster(SETTINGS)
-    assert caught.value.name == "ray"
 
 
 ALONE = """

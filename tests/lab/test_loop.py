@@ -1,8 +1,7 @@
 """The plain loop: a run that is stopped anywhere goes on to the bit, and its folder is never half written."""
 
+import multiprocessing
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,31 +179,31 @@ def test_a_measure_in_words():
     assert (distance.title, distance.text(1.234), distance.sign(2.0)) == ("distance, m", "test distance 1.23 m", -2.0)
 
 
-_KILLED = """
-import sys, time
-from pathlib import Path
-from tests.lab import test_loop as t
-from tempbalance.lab import kinds
-kinds._KINDS["walk"] = ("walk.Walk", "walk")
-find = kinds.find_kind
-kinds.find_kind = lambda name: t.Walk if name == "walk" else find(name)
-class Slow(t.Walking):
+class SlowWalking(Walking):
+    """Takes long enough over an epoch to be killed in it."""
+
     def epoch(self, number):
-        time.sleep(0.1)
+        time.sleep(0.02)
         return super().epoch(number)
-t.train_in(Path(sys.argv[1]), Slow(t.Walk(length=30)), digest="d", say=print)
-"""
+
+
+def walk_slowly(folder: Path) -> None:
+    train_in(folder, SlowWalking(Walk(length=30)), digest="d", say=lambda text: None)
 
 
 def test_kills_at_any_instant_change_nothing(tmp_path):
     walk(tmp_path / "whole", task=Walk(length=30))
-    command = [sys.executable, "-c", _KILLED, str(tmp_path / "killed")]
+    context = multiprocessing.get_context("fork")
     for num_epochs in (3, 11, 19):
-        process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
+        process = context.Process(target=walk_slowly, args=(tmp_path / "killed",))
+        process.start()
         deadline = time.monotonic() + 60
         while len(RunFolder(tmp_path / "killed").metrics) < num_epochs and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, stdout=subprocess.DEVNULL, timeout=120)
+            time.sleep(0.005)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    said: list[str] = []
+    walk(tmp_path / "killed", said, task=Walk(length=30))
+    assert said[0].startswith("going on after epoch")
     assert content(tmp_path / "whole") == content(tmp_path / "killed")

@@ -12,6 +12,8 @@ from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.training import train
 from tempbalance.runlog import RunFolder
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {"dataset": "digits", "model": "mlp", "width": 0.25, "method": "tb+snr", "epochs": 3, "limit": 201}
 RECIPE = {**OPTIONS, "batch_size": 50}  # the last batch has one image, fewer than there are processes
 
