@@ -1,4 +1,5 @@
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from tempbalance import TempBalance, find_layers, param_groups, split_param_grou
 from tempbalance.wrappers import unwrap
 from tests.cases import mlp, train_step
 
+compiled = partial(torch.compile, backend="eager")  # which wraps as the default does, without loading its compiler
+
 
 @pytest.fixture(scope="module")
 def process_group(tmp_path_factory):
@@ -23,7 +26,7 @@ def process_group(tmp_path_factory):
 
 
 def compile_one(model: nn.Sequential) -> nn.Sequential:
-    model[3] = torch.compile(model[3])
+    model[3] = compiled(model[3])
     return model
 
 
@@ -33,17 +36,17 @@ def checkpoint_one(model: nn.Sequential) -> nn.Sequential:
 
 
 def compile_and_checkpoint_one(model: nn.Sequential) -> nn.Sequential:
-    model[3] = torch.compile(checkpoint_wrapper(model[3]))
+    model[3] = compiled(checkpoint_wrapper(model[3]))
     return model
 
 
 WRAPPERS = {
     "DataParallel": nn.DataParallel,
     "DistributedDataParallel": DistributedDataParallel,
-    "torch.compile": torch.compile,
-    "torch.compile of DataParallel": lambda model: torch.compile(nn.DataParallel(model)),
-    "DistributedDataParallel of torch.compile": lambda model: DistributedDataParallel(torch.compile(model)),
-    "torch.compile of DistributedDataParallel": lambda model: torch.compile(DistributedDataParallel(model)),
+    "torch.compile": compiled,
+    "torch.compile of DataParallel": lambda model: compiled(nn.DataParallel(model)),
+    "DistributedDataParallel of torch.compile": lambda model: DistributedDataParallel(compiled(model)),
+    "torch.compile of DistributedDataParallel": lambda model: compiled(DistributedDataParallel(model)),
     "a compiled submodule": compile_one,
     "a checkpointed submodule": checkpoint_one,
     "a compiled checkpointed submodule": compile_and_checkpoint_one,
@@ -174,11 +177,11 @@ def test_a_wrapper_is_told_by_its_type_and_not_by_its_attribute(key):
 
 def test_compiling_in_place_wraps_nothing():
     model = mlp()
-    model.compile()
+    model.compile(backend="eager")
     assert unwrap(model) is model
     assert [layer.name for layer in find_layers(model)] == ["0", "3", "6", "9"]
 
 
 def test_all_wrappers_at_once_are_looked_through():
     model = mlp()
-    assert unwrap(torch.compile(DistributedDataParallel(checkpoint_wrapper(torch.compile(model))))) is model
+    assert unwrap(compiled(DistributedDataParallel(checkpoint_wrapper(compiled(model))))) is model
