@@ -17,11 +17,12 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
+import tempbalance.background
 import tempbalance.distributed
 from tempbalance import TempBalance, assign, find_layers, param_groups
 from tempbalance.core import spectrum
 from tempbalance.scoring import Scoring, score_layers
-from tests.cases import mlp, train_step
+from tests.cases import mlp, raises, train_step
 
 SIZES = (64, 96, 80, 72, 60)
 NUM_STEPS = 8
@@ -135,7 +136,7 @@ def test_step_does_not_wait_until_the_scales_are_due(held):
     run = build(interval=4, lag=3)
     assert go_on(run, 0, 2) == [[0.1 * 0.9] * 4, [0.1 * 0.9 * 0.9] * 4]
     assert run.scheduler.last_scales == {}
-    assert [row.reason for row in run.scheduler.table()] == ["not scored yet"] * 4
+    assert all(row.reason and row.score is None for row in run.scheduler.table())
     threading.Timer(0.3, held.may_go.set).start()
     started = time.monotonic()
     go_on(run, 2, 3)  # waits
@@ -151,6 +152,7 @@ def test_the_weights_are_those_of_the_moment_of_scoring(held):
         for parameter in run.model.parameters():
             parameter.normal_()
     held.may_go.set()
+    run.optimizer.step()  # without gradients, so that nothing moves
     run.scheduler.step()
     assert run.scheduler.last_scores == {row.name: row.score for row in expected if row.score is not None}
 
@@ -163,7 +165,7 @@ def seen_in_a_new_thread():
     return found[0]
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("num_threads", [1, 3])
 def test_thread_counts_are_as_before_while_it_works_and_after(held, num_threads):
     before = torch.get_num_threads()
     try:
@@ -181,6 +183,7 @@ def test_thread_counts_are_as_before_while_it_works_and_after(held, num_threads)
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_process_that_never_asked_for_its_number_of_threads_keeps_it():
     code = (
         "import torch, tempbalance; from tests.cases import mlp; torch.set_num_threads(2); model = mlp();"
@@ -204,6 +207,7 @@ def test_the_precision_that_the_training_multiplies_in_is_not_touched(held):
     finally:
         backend.fp32_precision = before
     assert found == [(True, 1, "bf16")] * 2
+    run.optimizer.step()
     run.scheduler.step()
     assert run.scheduler.last_scores == pytest.approx(expected, rel=1e-6)
 
@@ -216,8 +220,10 @@ def saved(run):
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("order", [["model", "optimizer", "scheduler"], ["scheduler", "model", "optimizer"]], ids=str)
-@pytest.mark.parametrize(("interval", "lag"), [(1, 1), (3, 2), (3, 3)])
+LAST, FIRST = ["model", "optimizer", "scheduler"], ["scheduler", "model", "optimizer"]
+
+
+@pytest.mark.parametrize(("interval", "lag", "order"), [(1, 1, LAST), (3, 2, LAST), (3, 3, LAST), (3, 2, FIRST)])
 def test_a_run_that_is_resumed_at_any_step_is_that_which_never_stopped(interval, lag, order):
     options = {"interval": interval, "lag": lag}
     run = build(**options)
@@ -270,7 +276,7 @@ def test_a_bad_weight_is_told_when_its_scales_are_due_and_nothing_moves():
         run.model[3].weight.copy_(good)
     rates = go_on(run, 3, 4)[0]
     scores = run.scheduler.last_scores
-    with pytest.raises(tempbalance.WeightError, match=r"layer '3', weight \(80, 96\): must be finite"):
+    with raises(tempbalance.WeightError, "'3'", (80, 96), "NaN"):
         run.scheduler.step()
     assert rates_of(run) == rates
     assert run.scheduler.last_scores == scores
@@ -290,14 +296,14 @@ def test_an_error_is_saved_with_the_state_and_told_when_it_is_due():
     resumed.scheduler.load_state_dict(state["scheduler"])
     for each in (run, resumed, copy.deepcopy(run)):
         each.scheduler.step()
-        with pytest.raises(tempbalance.WeightError, match="layer '3'"):
+        with raises(tempbalance.WeightError, "'3'"):
             each.scheduler.step()
 
 
 def test_a_weight_without_values_is_told_at_once():
     with torch.device("meta"):
         model = mlp(SIZES)
-    with pytest.raises(tempbalance.WeightError, match=r"layer '3', weight \(80, 96\): must have values"):
+    with raises(tempbalance.WeightError, "'3'", (80, 96), "meta"):
         TempBalance(SGD(param_groups(model), lr=0.1), model, background=True)
     assert not workers()
 
@@ -307,7 +313,7 @@ def test_an_error_in_a_function_is_told_when_it_is_due():
         raise ArithmeticError("no idea")
 
     run = build(score=score)
-    with pytest.raises(ArithmeticError, match="no idea"):
+    with raises(ArithmeticError, "no idea"):
         run.scheduler.step()
 
 
@@ -353,7 +359,7 @@ def test_a_schedule_that_fails_leaves_nothing_under_way(held):
     scheduler.step()
     before = scheduler._pending
     for _ in range(3):
-        with pytest.raises(ValueError, match="total steps"):
+        with raises(ValueError, 2):
             scheduler.step()
         assert scheduler._pending is before
     for thread in workers():
@@ -365,22 +371,18 @@ def test_a_second_one_that_is_refused_leaves_nothing_under_way():
     run.scheduler.wait()
     for group in run.optimizer.param_groups:
         group["lr"] = 1.0
-    with pytest.raises(ValueError, match="the rates have changed"):
+    with raises(ValueError, "restore()"):
         TempBalance(run.optimizer, run.model, background=True)
     for thread in workers():
         assert gone(thread)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"lag": 0}, "lag must be a whole number of at least 1, got 0"),
-        ({"lag": 1.0}, "lag must be a whole number"),
-        ({"lag": 3, "interval": 2}, "lag must be at most interval, 2, got 3"),
-    ],
+    ("options", "carried"),
+    [({"lag": 0}, ["lag", 0]), ({"lag": 1.0}, ["lag", 1.0]), ({"lag": 3, "interval": 2}, ["lag", 3, "interval", 2])],
 )
-def test_a_bad_lag_is_refused(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_a_bad_lag_is_refused(options, carried):
+    with raises(ValueError, *carried):
         build(**options)
 
 
@@ -391,21 +393,34 @@ def test_without_a_background_lag_does_nothing_and_no_thread_is_started():
     run.scheduler.wait()
 
 
+@pytest.mark.slow
 def test_a_process_ends_soon_and_without_a_word_while_it_works():
     code = """if True:
-        import time, torch, tempbalance
+        import atexit, torch, tempbalance
+        from tempbalance.core import spectrum
         from tests.cases import mlp
-        model = mlp((512,) * 120)
-        started = time.monotonic()
+        solved, solve = [], spectrum._solve
+        spectrum._solve = lambda *given: solved.append(given) or solve(*given)
+        atexit.register(lambda: print(len(solved)))  # after the interpreter has joined all threads
+        model = mlp((512,) * 80)
         scheduler = tempbalance.TempBalance(
             torch.optim.SGD(tempbalance.param_groups(model), lr=1.0), model, background=True
         )
         assert scheduler._pending._work._thread.is_alive()
-        print(time.time())
     """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
-    assert time.time() - float(result.stdout) < 5
+    assert int(result.stdout) < 40  # of 77 layers
+
+
+def test_the_thread_stops_before_its_next_layer_once_the_main_thread_has_ended(held, monkeypatch):
+    build()
+    (thread,) = workers()
+    monkeypatch.setattr(tempbalance.background, "main_thread", threading.Thread)  # one that is not alive
+    with solves() as found:
+        held.may_go.set()
+        assert gone(thread)
+    assert found == []
 
 
 def test_a_fork_says_that_its_thread_is_gone(held):
@@ -413,7 +428,7 @@ def test_a_fork_says_that_its_thread_is_gone(held):
     work = run.scheduler._pending._work
     with patch.object(work, "_thread", threading.Thread()), patch.object(work, "_process", -1):
         work._thread.start()
-        with pytest.raises(RuntimeError, match="when the process was forked"):
+        with raises(RuntimeError, "fork"):
             run.scheduler.state_dict()
-        with pytest.raises(RuntimeError, match="when the process was forked"):
+        with raises(RuntimeError, "fork"):
             run.scheduler.step()

@@ -17,7 +17,7 @@ from tempbalance import Layer, TempBalance, TempBalanceError, param_groups
 from tempbalance.budget import Ledger, Spending, change, sample
 from tempbalance.core.matrices import cut_matrix
 from tempbalance.integrations.logs import LayerLog, layer_scalars
-from tests.cases import mlp
+from tests.cases import assert_carries, mlp, raises
 from tests.schedules import load_through_files, rates_of, shake
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:scheduler.step")
@@ -77,12 +77,12 @@ def go_on(clock, model, scheduler, calls):
 # the bound
 
 
-@pytest.mark.parametrize("budget", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("budget", [0.02, 0.3])
 def test_the_share_stays_within_the_budget_once_the_first_scoring_is_paid_for_and_is_made_use_of(clock, budget):
     begin = clock.now
     model, scheduler = build(budget=budget)
     inside = first = clock.now - begin
-    for call in range(300):
+    for call in range(200):
         shake(model, call, 0.02)
         clock.now += STEP
         start = clock.now
@@ -116,7 +116,7 @@ def test_an_unforeseen_cost_is_paid_back_before_anything_else_is_refreshed(clock
     at = next(index for index, names in enumerate(go_on(clock, model, scheduler, range(40, 80))) if names)
     assert at < 40
     monkeypatch.setitem(globals(), "PACE", PACE / 20)
-    go_on(clock, model, scheduler, range(80, 2000))
+    go_on(clock, model, scheduler, range(80, 900))
     assert 0.09 < scheduler.spending().share <= 0.1 * (1 + 1e-9)
 
 
@@ -128,7 +128,7 @@ def test_none_waits_for_more_than_twice_as_many_refreshes_as_there_are_layers(cl
     model, scheduler = build(budget=0.05)
     still = model[3].weight.detach().clone()
     refreshed, waited, seen = [], dict.fromkeys(SCORED, 0), dict.fromkeys(SCORED, 0)
-    for call in range(1500):
+    for call in range(800):
         shake(model, call, 0.02)
         with torch.no_grad():
             model[3].weight.copy_(still)
@@ -154,7 +154,7 @@ def test_the_most_changed_goes_first(clock):
         with torch.no_grad():
             model[int(name)].weight.mul_(1.5)
         while len(clock.solved) < 2:
-            clock.now += 0.001
+            clock.now += 0.005
             scheduler.optimizer.step()
             scheduler.step()
         assert clock.solved.pop() == [name]
@@ -164,7 +164,7 @@ def test_the_most_changed_goes_first(clock):
 def test_layers_that_are_refreshed_have_the_scores_of_now_and_others_keep_theirs(clock):
     model, scheduler = build(budget=0.1)
     num_partial = 0
-    for call in range(100):
+    for call in range(60):
         before = {row.name: row for row in scheduler.table()}
         (names,) = go_on(clock, model, scheduler, [call])
         now = {row.name: row for row in scheduler.table()}
@@ -212,7 +212,7 @@ def test_a_layer_that_is_thawed_is_scored_and_one_that_is_frozen_is_left_out(clo
     go_on(clock, model, scheduler, range(60))
     assert sorted(scheduler.spending().ages, key=int) == ["3", "6", "12", "15"]
     assert sorted(scheduler.last_scores, key=int) == ["3", "6", "12", "15"]
-    assert scheduler.table()["9"].reason == "frozen"
+    assert "frozen" in scheduler.table()["9"].reason
 
 
 def test_rescoring_refreshes_everything_and_counts(clock):
@@ -262,13 +262,13 @@ def test_without_a_budget_nothing_reads_the_clock(monkeypatch):
 def test_what_is_no_share_is_refused_and_nothing_is_written(budget):
     model = mlp(SIZES)
     optimizer = SGD(param_groups(model), lr=0.1)
-    with pytest.raises(ValueError, match=r"budget must be a share of the training's time, 0 < budget < 1, or None"):
+    with raises(ValueError, "budget", repr(budget)):
         TempBalance(optimizer, model, budget=budget)
     assert set(rates_of(optimizer)) == {0.1}
 
 
 def test_a_budget_in_the_background_is_refused():
-    with pytest.raises(ValueError, match=r"budget bounds the time .*got budget=0.1 with background=True"):
+    with raises(ValueError, "budget=0.1", "background=True"):
         build(background=True)
 
 
@@ -288,7 +288,7 @@ def test_a_bad_weight_is_named_when_it_is_refreshed_and_nothing_moves(clock, val
         try:
             scheduler.step()
         except TempBalanceError as err:
-            assert "layer '9'" in str(err)  # noqa: PT017
+            assert_carries(str(err), "'9'")
             break
     else:
         pytest.fail("the weight was never refreshed")
