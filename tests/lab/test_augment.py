@@ -33,8 +33,18 @@ def one_by_one(images: Tensor, offsets: Tensor | None, flips: Tensor | None) -> 
     return torch.stack(done)
 
 
-@pytest.mark.parametrize("shape", [(64, 3, 32, 32), (5, 1, 28, 28), (9, 3, 6, 11), (1, 1, 1, 1)])
-@pytest.mark.parametrize(("crop", "flip"), [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(
+    ("shape", "crop", "flip"),
+    [
+        ((64, 3, 32, 32), True, True),
+        ((5, 1, 28, 28), True, True),
+        ((1, 1, 1, 1), True, True),
+        ((9, 3, 6, 11), True, True),
+        ((9, 3, 6, 11), True, False),
+        ((9, 3, 6, 11), False, True),
+        ((9, 3, 6, 11), False, False),
+    ],
+)
 def test_a_batch_is_augmented_as_a_loop_over_its_images_does(shape, crop, flip):
     images = random_images(*shape)
     before = images.clone()

@@ -54,10 +54,15 @@ def test_what_does_not_matter_to_a_method_does_not_make_another_run():
         ("decay_range", [0.0, 1.0]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_out_of_range_are_refused_with_the_rule(kind, name, value):
+def test_values_out_of_range_are_refused_with_the_rule(name, value):
     with raises(ValueError, name, BALANCING_RULES[name][0]):
-        kind.from_dict({name: value})
+        Recipe.from_dict({name: value})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_the_rules_of_balancing(kind):
+    with raises(ValueError, "smooth", BALANCING_RULES["smooth"][0]):
+        kind.from_dict({"smooth": 1.0})
 
 
 def test_windows_may_be_a_number_in_a_file_and_a_range_must_be_two():

@@ -268,8 +268,9 @@ def test_the_files_of_an_archive_that_match_are_read_and_nothing_is_written(tmp_
     assert files_in(tmp_path) == ["archive"]
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
-@pytest.mark.parametrize("write", [write_tar, write_zip])
+@pytest.mark.parametrize(
+    ("write", "name"), [*((write_tar, name) for name in OUTSIDE), (write_zip, OUTSIDE[0]), (write_zip, OUTSIDE[2])]
+)
 def test_an_archive_with_a_member_outside_its_folder_is_refused_and_nothing_is_written(tmp_path, write, name):
     archive = write(tmp_path / "archive", "a/good.bin", name)
     with raises(ValueError, archive, "outside.bin'"):

@@ -145,13 +145,12 @@ def test_the_counts_are_the_papers(name, millions):
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
 def test_images_of_any_size_become_class_scores(name):
-    for side in (8, 28, 32, 64):
-        for channels in (1, 3):
-            model = build_network(name, num_classes=7, channels=channels, side=side, width=1 / 32)
-            scores = model(torch.randn(2, channels, side, side))
-            assert scores.shape == (2, 7)
-            assert scores.isfinite().all()
-            assert not torch.equal(scores[0], scores[1])
+    for side, channels in ((8, 1), (28, 1), (32, 3), (64, 3)):
+        model = build_network(name, num_classes=7, channels=channels, side=side, width=1 / 32)
+        scores = model(torch.randn(2, channels, side, side))
+        assert scores.shape == (2, 7)
+        assert scores.isfinite().all()
+        assert not torch.equal(scores[0], scores[1])
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -173,7 +172,7 @@ def test_the_end_averages_over_all_positions(name):
 
 
 @pytest.mark.parametrize(("width", "channels"), [(0.5, 256), (1, 512), (1.5, 768)])
-@pytest.mark.parametrize("name", ["resnet18", "resnet34", "vgg16", "vgg19"])
+@pytest.mark.parametrize("name", ["resnet18", "vgg16"])
 def test_the_papers_widths_are_those_of_the_last_stage(name, width, channels):
     with torch.device("meta"):
         model = build_network(name, num_classes=10, width=width)
@@ -248,8 +247,13 @@ def test_an_mlp_has_three_hidden_layers():
     assert layers == [(64, 256), (256, 256), (256, 256), (256, 10)]
 
 
-@pytest.mark.parametrize("width", [0.0625, 0.25])
-@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "vgg19"])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        *((name, 0.0625) for name in ("resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "vgg19")),
+        ("vgg16", 0.25),
+    ],
+)
 def test_each_norm_trains_with_the_convolution_that_feeds_it(name, width):
     model = build_network(name, num_classes=10, width=width)
     fed = feeding_convolutions(model, torch.randn(2, 3, 32, 32))
@@ -258,8 +262,9 @@ def test_each_norm_trains_with_the_convolution_that_feeds_it(name, width):
     assert followed_layers(model) == fed
 
 
-@pytest.mark.parametrize("width", [0.125, 0.25])
-@pytest.mark.parametrize(("name", "num_blocks"), [("wrn16_8", 2), ("wrn28_6", 4)])
+@pytest.mark.parametrize(
+    ("name", "num_blocks", "width"), [("wrn16_8", 2, 0.125), ("wrn28_6", 4, 0.125), ("wrn16_8", 2, 0.25)]
+)
 def test_in_a_wide_resnet_a_norm_of_a_sum_trains_with_the_convolution_added_last(name, num_blocks, width):
     model = build_network(name, num_classes=10, width=width)
     fed = feeding_convolutions(model, torch.randn(2, 3, 32, 32))

@@ -1,6 +1,7 @@
 """Studies: what each trains in each preset, how much of it they share, and that a file is all a new one takes."""
 
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,15 @@ PAPER, LAPTOP, SMOKE = PRESETS.values()
 
 
 def recipes(name: str, preset=PAPER) -> list[Recipe]:
+    return _recipes(name, preset.name) if preset in PRESETS.values() else _made(name, preset)
+
+
+@cache
+def _recipes(name: str, preset: str) -> list[Recipe]:
+    return _made(name, PRESETS[preset])
+
+
+def _made(name: str, preset) -> list[Recipe]:
     study = find_study(name)
     return [job.recipe for job in study.jobs(preset, study.points(preset), Path())]
 
@@ -69,33 +79,37 @@ def test_each_table_of_the_paper_is_trained_point_by_point_with_its_numbers_besi
 
 
 @pytest.mark.parametrize("name", sorted(OF_IMAGES | OTHERS - {"exponent"}))
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
-def test_every_preset_of_every_study_that_trains_has_runs_with_its_seeds(name, preset):
-    found = recipes(name, preset)
-    assert found
-    assert {each.seed for each in found} == set(find_study(name).seeds(preset))
-    assert {each.kind for each in found} == {"images" if name in OF_IMAGES else name}
+def test_every_preset_of_every_study_that_trains_has_runs_with_its_seeds(name):
+    for preset in PRESETS.values():
+        found = recipes(name, preset)
+        assert found
+        assert {each.seed for each in found} == set(find_study(name).seeds(preset))
+        assert {each.kind for each in found} == {"images" if name in OF_IMAGES else name}
 
 
 @pytest.mark.parametrize("name", sorted(OF_IMAGES))
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
-def test_every_preset_of_every_study_of_images_has_its_size(name, preset):
-    found = recipes(name, preset)
+def test_every_study_of_images_has_the_seeds_of_its_preset(name):
+    for preset in PRESETS.values():
+        if name in BEYOND:
+            expected = SEEDS if preset is LAPTOP else preset.seeds
+        else:
+            expected = preset.seeds[: find_study(name).num_seeds or len(preset.seeds)]
+        assert find_study(name).seeds(preset) == expected
+
+
+@pytest.mark.parametrize("name", sorted(OF_IMAGES))
+def test_small_presets_of_every_study_of_images_have_their_size(name):
+    found = recipes(name, LAPTOP)
     if name in BEYOND:
-        assert find_study(name).seeds(preset) == (SEEDS if preset is LAPTOP else preset.seeds)
-    else:
-        num_seeds = find_study(name).num_seeds or len(preset.seeds)
-        assert find_study(name).seeds(preset) == preset.seeds[:num_seeds]
-    if preset is LAPTOP and name in BEYOND:
         assert {(each.width, each.limit, each.test_limit) for each in found} == {(0.125, 4_000, 2_000)}
-    elif preset is LAPTOP:
+    else:
         assert {each.dataset for each in found} <= {"digits", "fashion_mnist"}
         assert {each.epochs for each in found} == {12}
         assert {(each.limit, each.test_limit) for each in found if each.dataset != "digits"} <= {(10_000, 2_000)}
         if name not in ("width", "overhead"):
             assert {each.width for each in found} == {0.25}
-    if preset is SMOKE:
-        assert {(each.dataset, each.epochs, each.limit) for each in found} == {("digits", 2, 256)}
+    smoke = {(each.dataset, each.epochs, each.limit) for each in recipes(name, SMOKE)}
+    assert smoke == {("digits", 2, 256)}
 
 
 def test_studies_share_runs():

@@ -29,12 +29,12 @@ def test_passes_begin_at_other_tokens_and_depend_on_the_seed_and_the_iteration_a
     assert [int(other[number * 8][0][0, 0]) for number in range(40)] != begins
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_the_shortest_text_has_one_batch_wherever_it_begins(seed: int) -> None:
-    inputs, targets = batches(16, seed=seed)[0]
-    assert inputs.shape == targets.shape == (3, 4)
+def test_the_shortest_text_has_one_batch_wherever_it_begins() -> None:
+    for seed in range(8):
+        inputs, targets = batches(16, seed=seed)[0]
+        assert inputs.shape == targets.shape == (3, 4)
     with raises(ValueError, "own", 16, 3, 4, 15):
-        batches(15, seed=seed)
+        batches(15)
 
 
 @pytest.mark.parametrize("num_tokens", [2, 4, 5, 6, 29, 33])

@@ -74,7 +74,7 @@ def test_a_position_sees_the_pairs_up_to_it_or_all() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorized", "gpt"])
-@pytest.mark.parametrize("place", range(1, SMALL.sequence))
+@pytest.mark.parametrize("place", [1, 3, SMALL.sequence - 1])
 def test_future_tokens_move_no_earlier_logit(name: str, place: int) -> None:
     model = network(name)
     tokens = torch.randint(11, (3, SMALL.sequence), generator=torch.Generator().manual_seed(2))
