@@ -20,6 +20,7 @@ from tempbalance.lab.recipe import SEEDS, Recipe
 from tempbalance.lab.sweep import sweep
 from tempbalance.lab.view import SweepView
 from tempbalance.runlog import RunFolder
+from tests.lab.cut import resumed_after
 
 SETTINGS = {
     "device": "cpu", "precision": "32-true", "threads": 1, "cache": None, "log_every": 50, "tensorboard": False,
@@ -57,7 +58,8 @@ def drive(root: Path, address: str | None = None) -> int:
 def start_driver(root: Path, *address: str) -> subprocess.Popen[bytes]:
     """A driver in a process of its own; what it says is kept beside the runs."""
     with root.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen([sys.executable, __file__, str(root), *address], stdout=log, stderr=log)
+        command = [sys.executable, "-m", "tests.lab.campaign", str(root), *address]
+        return subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
 
 
 def chosen(kills: list[str]) -> list[str]:
@@ -120,7 +122,7 @@ def assert_all_trained_alike(root: Path, whole: Path) -> None:
         assert_same_run(ours.folder, theirs.folder)
         assert ours.state == "done"
         assert not (ours.folder / "failure.txt").exists()
-    assert any("going on after epoch" in path.read_text() for path in root.glob("*/output.txt"))
+    assert any(resumed_after(path.read_text()) for path in root.glob("*/output.txt"))
 
 
 def assert_same_run(ours: Path, theirs: Path) -> None:

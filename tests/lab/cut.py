@@ -1,11 +1,17 @@
-"""A run that is killed."""
+"""A run that is killed, and how it goes on."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tempbalance.lab.loop import Training, train_in
 from tempbalance.runlog import RunFolder
+
+
+def resumed_after(said: str) -> list[int]:
+    """The epochs after which a run says that it goes on. No other test knows this sentence."""
+    return [int(epoch) for epoch in re.findall(r"going on after epoch (\d+)", said)]
 
 
 class _StoppedError(Exception):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -19,8 +18,9 @@ from tempbalance.lab.cluster import Cluster
 from tempbalance.lab.jobs import Ended, Executor, Job
 from tempbalance.lab.pool import Pool
 from tempbalance.runlog import write_whole
-from tests.cases import raises, warns
+from tests.cases import assert_carries, raises, warns
 from tests.lab.campaign import SETTINGS, assert_same_run, job, processes, short_folder, tasks, trainers
+from tests.lab.cut import resumed_after
 
 ray = pytest.importorskip("ray")
 Nodes = pytest.importorskip("ray.cluster_utils").Cluster
@@ -144,24 +144,26 @@ def test_a_fetched_run_whose_node_is_lost_goes_on_from_what_had_come_back(make, 
     there.start(run)
     assert [each.state for each in wait(there)] == ["done"]
     assert_same_run(run.folder, whole.folder)
-    (epoch,) = re.findall(rf"going on after epoch (\d+) in {copy}", (run.folder / "output.txt").read_text())
-    assert 1 <= int(epoch) <= num_come  # the log of an epoch comes before its checkpoint
+    said = (run.folder / "output.txt").read_text()
+    (epoch,) = resumed_after(said)
+    assert str(copy) in said
+    assert 1 <= epoch <= num_come  # the log of an epoch comes before its checkpoint
 
 
-@pytest.mark.parametrize(("find", "told"), [(tasks, "The worker died unexpectedly"), (trainers, "exit code -9")])
-def test_a_run_whose_process_is_killed_has_died_and_goes_on(make, tmp_path, whole, find, told):
+@pytest.mark.parametrize(("find", "carried"), [(tasks, "died"), (trainers, "-9")])
+def test_a_run_whose_process_is_killed_has_died_and_goes_on(make, tmp_path, whole, find, carried):
     there, run = make(), asked(tmp_path)
     there.start(run)
     wait_until(lambda: run.num_finished > 2)
     os.kill(find(os.getpid())[0], signal.SIGKILL)
     (ended,) = wait(there)
     assert ended.state == "died"
-    assert told in ended.message
+    assert carried in ended.message
     wait_until(lambda: run.state == "left")
     there.start(run)
     assert [each.state for each in wait(there)] == ["done"]
     assert_same_run(run.folder, whole.folder)
-    assert "going on after epoch" in (run.folder / "output.txt").read_text()
+    assert resumed_after((run.folder / "output.txt").read_text())
 
 
 @pytest.mark.parametrize("fetch", [False, True])
@@ -170,8 +172,8 @@ def test_a_run_that_fails_says_why_and_keeps_its_traceback(make, tmp_path, fetch
     there.start(run)
     (ended,) = wait(there)
     assert (ended.job, ended.state) == (run, "failed")
-    assert ended.message.startswith("the loss is nan")
-    assert "TrainingError: the loss is nan" in run.failure
+    assert "nan" in ended.message
+    assert_carries(run.failure, "TrainingError", ended.message)
     assert (run.folder / "failure.txt").read_text().startswith("Traceback")
     wait_until(lambda: not copies())
 
@@ -182,7 +184,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(make, tmp_path):
     there.start(run)
     (ended,) = wait(there)
     assert ended.state == "failed"
-    assert f"{run.folder}/asked.json is not there on {socket.gethostname()}" in ended.message
+    assert_carries(ended.message, run.folder / "asked.json", socket.gethostname())
     assert ended.message in run.failure
 
 
@@ -198,7 +200,7 @@ def test_a_node_that_joins_is_given_a_run_which_dies_with_it(make, tmp_path, nod
     nodes.remove_node(another, allow_graceful=False)
     (ended,) = wait(there)
     assert (ended.state, ended.job in runs) == ("died", True)
-    assert "the node it was running on is dead" in ended.message
+    assert "node" in ended.message
     wait_until(lambda: ended.job.state == "left")
     wait_until(lambda: there.num_slots == 1)
 

@@ -23,7 +23,7 @@ from tempbalance.lab.processes import check_all
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import OtherRunError
 from tempbalance.runlog import RunFolder
-from tests.cases import raises
+from tests.cases import assert_carries, raises
 
 
 def finished(folder: Path, recipe: Recipe, accuracy: float, alphas: list[float]) -> None:
@@ -65,18 +65,20 @@ def test_a_comparison_is_left_beside_its_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("difference", "interval", "sentence"),
+    ("difference", "interval", "carried"),
     [
-        (0.19, 1.06, "tb - cal = +0.19 points, 95 % interval -0.87 to +1.25: 3 seeds do not show a difference."),
-        (1.0, 0.5, "tb - cal = +1.00 points, 95 % interval +0.50 to +1.50: a difference."),
-        (-1.0, 0.5, "tb - cal = -1.00 points, 95 % interval -1.50 to -0.50: a difference."),
-        (0.0, 0.0, "tb - cal = +0.00 points with each of 3 seeds: differences that are all equal allow no test."),
-        (0.5, None, "tb - cal = +0.50 points with one seed, which tells nothing about the spread."),
+        (0.19, 1.06, ["+0.19 points", "-0.87 to +1.25", "3 seeds", "not show"]),
+        (1.0, 0.5, ["+1.00 points", "+0.50 to +1.50"]),
+        (-1.0, 0.5, ["-1.00 points", "-1.50 to -0.50"]),
+        (0.0, 0.0, ["+0.00 points", "3 seeds", "no test"]),
+        (0.5, None, ["+0.50 points", "one seed"]),
     ],
 )
-def test_what_was_measured_is_said_also_where_the_method_loses(difference, interval, sentence):
+def test_what_was_measured_is_said_also_where_the_method_loses(difference, interval, carried):
     cal = Comparison("cal", (90.0,) * 3, 90.0, 0.0, 0.0, interval, 0.1)
-    assert verdict([cal, Comparison("tb", (91.0,) * 3, 91.0, 0.0, difference, interval, 0.1)]) == [sentence]
+    (told,) = verdict([cal, Comparison("tb", (91.0,) * 3, 91.0, 0.0, difference, interval, 0.1)])
+    assert_carries(told, "tb - cal", *carried)
+    assert ("not show" in told) == ("not show" in carried)
 
 
 def printed(*comparisons: Comparison) -> str:
@@ -131,10 +133,11 @@ def test_what_may_not_have_been_meant_is_told():
     rate = {"lr": 0.1}
     assert doubts(rate, plan(rate, ["cal", "tb"], [43])) == []
     (told,) = doubts(rate, plan(rate, ["cal", "adam"], [43]))
-    assert told == "lr 0.1 goes for all methods; their own would be cal 0.1, adam 0.001"
+    assert_carries(told, "lr 0.1", "cal 0.1", "adam 0.001")
     span = {"scale_range": (0.6, 1.4)}
     assert doubts(span, plan(span, ["cal", "tb"], [43])) == []
-    assert doubts(span, plan(span, ["cal"], [43])) == ["scale_range has no effect: cal does not balance"]
+    (told,) = doubts(span, plan(span, ["cal"], [43]))
+    assert_carries(told, "scale_range", "cal")
 
 
 def test_old_results_do_not_pass_for_those_of_a_new_recipe(tmp_path):

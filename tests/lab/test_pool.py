@@ -18,6 +18,7 @@ from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.training import train
 from tempbalance.runlog import RunFolder, take_lock, write_whole
 from tests.lab import stub_worker
+from tests.lab.cut import resumed_after
 
 SETTINGS = {"device": "cpu", "precision": "32-true", "threads": 1, "cache": None, "log_every": 10, "tensorboard": False}
 SMALL = {"dataset": "digits", "model": "mlp", "width": 0.25, "limit": 300, "epochs": 3}
@@ -160,7 +161,7 @@ def test_a_killed_process_is_told_and_the_next_one_goes_on(pool, tmp_path):
     pool.start(job)
     while job.num_finished <= before:
         time.sleep(0.05)
-    assert "going on after epoch" in (tmp_path / "run" / "output.txt").read_text()
+    assert resumed_after((tmp_path / "run" / "output.txt").read_text())
     os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
     assert [each.state for each in wait(pool)] == ["died"]
 

@@ -9,7 +9,7 @@ from tempbalance.lab.methods import METHODS, find_method
 from tempbalance.lab.optimizers import build_optimizer, build_schedule
 from tempbalance.lab.recipe import SEEDS, Recipe
 from tempbalance.lab.task import differences, read_recipe
-from tests.cases import raises
+from tests.cases import assert_carries, raises
 
 
 def test_the_defaults_are_the_papers():
@@ -59,10 +59,12 @@ def test_a_recipe_is_read_from_yaml_and_from_a_runs_own_json(tmp_path):
 
 
 def test_differences_are_told_in_words():
-    assert differences(Recipe(lr=0.1), Recipe(lr=0.2)) == ["lr: 0.1 in the folder, 0.2 asked for"]
-    assert differences(Recipe(epochs=10), Recipe(epochs=20)) == ["epochs: 10 in the folder, 20 asked for"]
-    told = differences(Recipe(epochs=10, method="sgdr"), Recipe(epochs=20, method="sgdr"))
-    assert told[1:] == ["restart_epochs: 5 in the folder, 10 asked for"]
+    (rate,) = differences(Recipe(lr=0.1), Recipe(lr=0.2))
+    assert_carries(rate, "lr", 0.1, 0.2)
+    (epochs,) = differences(Recipe(epochs=10), Recipe(epochs=20))
+    assert_carries(epochs, "epochs", 10, 20)
+    _, restarts = differences(Recipe(epochs=10, method="sgdr"), Recipe(epochs=20, method="sgdr"))
+    assert_carries(restarts, "restart_epochs", 5, 10)
 
 
 @pytest.mark.parametrize(("epochs", "shares"), [(3, [1, 0.5, 1]), (4, [1, 0.5, 1, 0.5]), (5, [1, 0.75, 0.25, 1, 0.75])])
@@ -127,7 +129,7 @@ def test_a_run_is_known_by_what_its_method_uses():
 def test_options_that_no_method_uses_do_not_make_another_run():
     assert differences(Recipe(method="cal"), Recipe(method="cal", scale_range=(0.6, 1.4))) == []
     (told,) = differences(Recipe(method="tb"), Recipe(method="tb", scale_range=(0.6, 1.4)))
-    assert told == "scale_range: [0.5, 1.5] in the folder, [0.6, 1.4] asked for"
+    assert_carries(told, "scale_range", [0.5, 1.5], [0.6, 1.4])
 
 
 def test_the_epochs_that_are_trained_and_scored_follow_from_the_recipe():

@@ -12,6 +12,7 @@ from tempbalance.lab.jobs import Ended, Job
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.sweep import sweep
 from tempbalance.runlog import take_lock
+from tests.cases import assert_carries
 
 RESULT = {"test_accuracy": 50.0, "best_accuracy": 50.0, "best_epoch": 1, "seconds": 1.0}
 
@@ -185,7 +186,7 @@ def test_a_run_that_leaves_damaged_files_has_failed_and_stops_no_other(tmp_path)
     all_jobs = jobs(tmp_path, 3)
     failures = sweep(all_jobs, Damaging(), Silent())
     assert list(failures) == [all_jobs[1]]
-    assert "metrics.jsonl, line 1: damaged, not JSON" in failures[all_jobs[1]]
+    assert_carries(failures[all_jobs[1]], "metrics.jsonl", "line 1")
 
 
 def test_the_executor_is_closed_and_claims_are_released_whatever_happens(tmp_path):

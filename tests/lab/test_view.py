@@ -2,10 +2,10 @@
 
 import io
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from tempbalance.lab.jobs import Job
@@ -13,7 +13,7 @@ from tempbalance.lab.plan import known_jobs
 from tempbalance.lab.processes import SweepError, raise_failures, train_all
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.view import SweepView, Times, count_text, job_labels, running_table, seconds_text, time_text
-from tests.cases import raises
+from tests.cases import assert_carries, raises
 
 RESULT = {"test_accuracy": 61.25, "best_accuracy": 61.25, "best_epoch": 1}
 
@@ -40,13 +40,11 @@ def test_the_time_left_is_that_of_like_runs_shared_among_those_at_a_time(tmp_pat
     times = Times(known_jobs(tmp_path))
     left = [job(tmp_path, f"left{i}", finished=5 * i, seed=i) for i in (0, 1)]
     assert times.left(left) == (20.0 * 10 + 20.0 * 5, 0)
-    assert time_text(times, left, 2) == "about 2.5 min to go, 2 at a time"
+    assert_carries(time_text(times, left, 2), "2.5 min", "2 at a time")
     other = job(tmp_path, "other", model="vgg16")
-    assert time_text(times, [*left, other], 3).endswith(
-        "100 s to go, 3 at a time, not counting 1 unlike any that exist"
-    )
-    assert time_text(times, [other], 2) == "time not known: no run like these has finished an epoch here"
-    assert time_text(times, [], 2) == "nothing to do"
+    assert_carries(time_text(times, [*left, other], 3), "100 s", "3 at a time", "not counting 1")
+    assert "not known" in time_text(times, [other], 2)
+    assert not re.search(r"\d", time_text(times, [], 2))
 
 
 def test_a_run_under_way_tells_its_time_by_its_files(tmp_path):
@@ -98,7 +96,8 @@ class Once:
 def test_where_there_is_no_terminal_each_run_that_ends_is_a_line(tmp_path):
     console = Console(file=io.StringIO(), width=100)
     train_all([job(tmp_path, "run")], Once(), console)
-    assert console.file.getvalue() == "run: test accuracy 61.25 %, 12 s\n"
+    assert_carries(console.file.getvalue(), "run", "61.25 %", "12 s")
+    assert console.file.getvalue().count("\n") == 1
 
 
 def test_in_a_terminal_the_whole_sweep_is_shown(tmp_path):
@@ -111,15 +110,15 @@ def test_in_a_terminal_the_whole_sweep_is_shown(tmp_path):
     with SweepView(jobs, console, num_slots=2) as view:
         view.update([jobs[1]], {})
     text = console.file.getvalue()
-    assert "14 of 30 epochs; 1 done, 1 running, 0 failed, 1 left" in text
-    assert "about 80 s to go, 2 at a time" in text
+    assert_carries(text, "14 of 30 epochs", "1 done, 1 running, 0 failed, 1 left", "80 s", "2 at a time")
     assert "seed 1  epoch 5 of 10  test accuracy 30.00 %" in text
 
 
 def test_failed_runs_are_named_when_all_others_are_complete(tmp_path):
     console = Console(file=io.StringIO(), width=100)
     failures = train_all([job(tmp_path, "run")], Once(fails=True), console)
-    assert console.file.getvalue() == "run failed: the [bold]loss[/] is nan\n"
+    assert_carries(console.file.getvalue(), "run", "the [bold]loss[/] is nan")
+    assert console.file.getvalue().count("\n") == 1
     with raises(SweepError, tmp_path / "run", "the [bold]loss[/] is nan"):
         raise_failures(failures)
     raise_failures({})
@@ -128,10 +127,9 @@ def test_failed_runs_are_named_when_all_others_are_complete(tmp_path):
 def test_failures_of_the_same_cause_are_told_once(tmp_path):
     jobs = [job(tmp_path, f"run{i}", seed=i) for i in range(9)]
     failures = {each: "too bad" if i < 3 else f"cause {i}" for i, each in enumerate(jobs)}
-    with pytest.raises(SweepError) as caught:
+    with raises(SweepError, "run0 and 2 more", "too bad", "2 other causes") as caught:
         raise_failures(failures)
-    assert "run0 and 2 more like it failed: too bad; " in str(caught.value)
-    assert "; and 2 other causes (a traceback" in str(caught.value)
+    assert str(caught.value).count("too bad") == 1
 
 
 def test_runs_under_way_are_named_by_what_tells_them_apart(tmp_path):
