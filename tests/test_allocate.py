@@ -19,8 +19,8 @@ from tempbalance.allocate import allocate
 from tempbalance.cli import app
 from tempbalance.diagnosis import diagnose
 from tempbalance.table import LayerRow, LayerTable, PartRow
-from tests.cases import assert_bad_usage, mlp
-from tests.hostile import CASES, build_case
+from tests.cases import assert_bad_usage, assert_carries, mlp, raises
+from tests.hostile import build_case
 
 
 def table(alphas, shapes=None):
@@ -74,7 +74,7 @@ def test_the_weights_to_prune_are_exactly_those_asked_for_and_each_layer_keeps_s
     alphas, shapes = zip(*layers, strict=True)
     sizes = [math.prod(shape) for shape in shapes]
     if round(value * sum(sizes)) > sum(sizes) - len(sizes):
-        with pytest.raises(ValueError, match="a weight in each layer"):
+        with raises(ValueError, "sparsity", sum(sizes) - len(sizes), value):
             pruned(alphas, shapes, value=value, spread=spread)
         return
     found = pruned(alphas, shapes, value=value, spread=spread)
@@ -134,7 +134,7 @@ def test_no_rank_is_below_one_or_above_the_smaller_side():
 
 def test_the_smaller_side_is_that_of_the_matrix_an_adapter_multiplies_to():
     assert ranks([2.0], [(64, 3, 3, 3)], value=27) == [27]
-    with pytest.raises(ValueError, match="at most 27"):
+    with raises(ValueError, "lora-rank", 27, 28):
         ranks([2.0], [(64, 3, 3, 3)], value=28)
     experts = LayerRow("experts", (4, 64, 32), alpha=2.0, parts=(PartRow("0", 32), PartRow("1", 32)))
     assert allocate(LayerTable([experts]), target="lora-rank", value=32).layers[0].rank == 32
@@ -145,7 +145,7 @@ def test_the_smaller_side_is_that_of_the_matrix_an_adapter_multiplies_to():
 def test_ranks_sum_to_the_mean_times_the_layers_within_their_bounds(layers, value, spread):
     alphas, shapes = zip(*layers, strict=True)
     if value * len(shapes) > sum(map(min, shapes)):
-        with pytest.raises(ValueError, match=f"at most {sum(map(min, shapes)) // len(shapes)}"):
+        with raises(ValueError, "lora-rank", sum(map(min, shapes)) // len(shapes), value):
             ranks(alphas, shapes, value=value, spread=spread)
         return
     found = ranks(alphas, shapes, value=value, spread=spread)
@@ -182,9 +182,9 @@ def test_the_sum_is_exact_with_groups_and_a_group_of_ranks_may_differ_by_the_one
 
 
 def test_a_group_pattern_that_puts_no_allocated_layers_together_is_refused():
-    with pytest.raises(ValueError, match=r"group_by pattern 'blocks\.\*' puts no layers together"):
+    with raises(ValueError, "group_by", "'blocks.*'"):
         grouped(BLOCKS, "blocks.*")
-    with pytest.raises(TypeError, match="group_by must be a name pattern or a function, got 3"):
+    with raises(TypeError, "group_by", 3):
         grouped(BLOCKS, 3)
 
 
@@ -192,7 +192,8 @@ def test_layers_can_be_compared_by_their_score_and_one_without_is_left_out():
     rows = [LayerRow(name, (40, 50), alpha=9.0, score=score) for name, score in {"a": 1.0, "b": 3.0, "c": None}.items()]
     found = allocate(LayerTable(rows), target="lora-rank", value=4, by="score")
     assert [(each.alpha, each.compared, each.rank) for each in found.layers] == [(9.0, 1.0, 2), (9.0, 3.0, 6)]
-    assert found.left_out == {"c": "it has no score"}
+    assert set(found.left_out) == {"c"}
+    assert_carries(found.left_out["c"], "score")
 
 
 def random_llama(num_blocks=12):
@@ -239,7 +240,7 @@ def test_compared_with_random_ones_random_matrices_get_about_the_same_rank_whate
 
 def test_shares_in_proportion_need_scores_above_0_and_a_line_does_not():
     rows = LayerTable([LayerRow(name, (40, 50), alpha=2.0, score=score) for name, score in (("a", -1.0), ("b", 3.0))])
-    with pytest.raises(ValueError, match=r"shares in proportion need scores above 0, got -1\.0: give a spread"):
+    with raises(ValueError, -1.0, "spread"):
         allocate(rows, target="lora-rank", value=4, by="score")
     assert [each.rank for each in allocate(rows, target="lora-rank", value=4, by="score", spread=0.5).layers] == [2, 6]
 
@@ -249,7 +250,7 @@ def test_layers_without_an_alpha_are_left_out_with_their_reason():
     found = allocate(rows, target="lora-rank", value=2)
     assert [each.name for each in found.layers] == ["fc"]
     assert found.left_out == {"emb": "embedding"}
-    with pytest.raises(ValueError, match="no layer has an alpha"):
+    with raises(ValueError, "alpha"):
         allocate(LayerTable(rows[:1]), target="lora-rank", value=2)
 
 
@@ -258,29 +259,29 @@ def test_the_table_of_a_scheduler_will_do():
     scheduler = tempbalance.TempBalance(torch.optim.SGD(tempbalance.param_groups(model), lr=0.1), model)
     found = allocate(scheduler.table(), target="sparsity", value=0.5)
     assert [each.name for each in found.layers] == list(scheduler.last_scores)
-    assert found.left_out["0"] == "first layer"
+    assert_carries(found.left_out["0"], "first")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "carried"),
     [
-        ({"target": "rank", "value": 2}, "target must be one of sparsity, lora-rank, got 'rank'"),
-        ({"target": "sparsity", "value": 1.0}, "sparsity must satisfy 0 < sparsity < 1, got 1.0"),
-        ({"target": "sparsity", "value": 0.0}, "got 0.0"),
-        ({"target": "sparsity", "value": math.nan}, "got nan"),
-        ({"target": "sparsity", "value": 0.9999}, "at most 3998 of the 4000 weights, got 0.9999, which is 4000"),
-        ({"target": "sparsity", "value": 0.5, "lora_alpha": 8}, "lora_alpha goes with lora-rank"),
-        ({"target": "sparsity", "value": 0.5, "by": "ks"}, "by must be one of alpha, score, got 'ks'"),
-        ({"target": "sparsity", "value": 0.5, "spread": 1}, "spread must satisfy 0 <= spread < 1, got 1"),
-        ({"target": "lora-rank", "value": 0}, "lora-rank must be a whole number of at least 1, got 0"),
-        ({"target": "lora-rank", "value": 2.5}, "got 2.5"),
-        ({"target": "lora-rank", "value": math.inf}, "got inf"),
-        ({"target": "lora-rank", "value": 41}, "must be at most 40 for the smaller sides of these 2 layers, got 41"),
-        ({"target": "lora-rank", "value": 4, "lora_alpha": 0}, "lora_alpha must be a number above 0, got 0"),
+        ({"target": "rank", "value": 2}, ["target", "sparsity, lora-rank", "'rank'"]),
+        ({"target": "sparsity", "value": 1.0}, ["sparsity", "got 1.0"]),
+        ({"target": "sparsity", "value": 0.0}, ["sparsity", "got 0.0"]),
+        ({"target": "sparsity", "value": math.nan}, ["sparsity", "got nan"]),
+        ({"target": "sparsity", "value": 0.9999}, ["sparsity", 3998, 4000, 0.9999]),
+        ({"target": "sparsity", "value": 0.5, "lora_alpha": 8}, ["lora_alpha", "lora-rank"]),
+        ({"target": "sparsity", "value": 0.5, "by": "ks"}, ["by", "alpha, score", "'ks'"]),
+        ({"target": "sparsity", "value": 0.5, "spread": 1}, ["spread", "got 1"]),
+        ({"target": "lora-rank", "value": 0}, ["lora-rank", "got 0"]),
+        ({"target": "lora-rank", "value": 2.5}, ["lora-rank", "got 2.5"]),
+        ({"target": "lora-rank", "value": math.inf}, ["lora-rank", "got inf"]),
+        ({"target": "lora-rank", "value": 41}, ["lora-rank", 40, 2, 41]),
+        ({"target": "lora-rank", "value": 4, "lora_alpha": 0}, ["lora_alpha", "got 0"]),
     ],
-)  # fmt: skip
-def test_what_cannot_be_allocated_is_refused_with_the_rule_and_the_value(options, message):
-    with pytest.raises(ValueError, match=message):
+)
+def test_what_cannot_be_allocated_is_refused_with_the_rule_and_the_value(options, carried):
+    with raises(ValueError, *carried):
         allocate(table([2.0, 3.0]), **options)
 
 
@@ -304,9 +305,9 @@ def run(*arguments):
     return CliRunner().invoke(app, ["allocate", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    path = tmp_path / "model.safetensors"
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoint") / "model.safetensors"
     save_file(Nested().state_dict(), path)
     return path
 
@@ -323,9 +324,9 @@ def test_torch_prunes_exactly_what_was_allocated(checkpoint):
     assert int((model.last["fc"].weight == 0).sum()) == 0
 
 
-@pytest.mark.parametrize("scaling", [1.0, 2.0])
-def test_peft_gives_each_layer_its_rank_and_no_other_layer_an_adapter(checkpoint, scaling):
-    peft = pytest.importorskip("peft")
+@pytest.mark.slow
+def test_peft_gives_each_layer_its_rank_and_no_other_layer_an_adapter(checkpoint):
+    peft, scaling = pytest.importorskip("peft"), 2.0
     result = run(checkpoint, "--target", "lora-rank=16", "--lora-alpha", 16 * scaling, "--format", "json")
     found = json.loads(result.stdout)
     config = peft.LoraConfig(r=3, **{key: found[key] for key in ("target_modules", "rank_pattern", "alpha_pattern")})
@@ -350,7 +351,9 @@ def test_json_has_what_it_promises(checkpoint):
     )
     assert found["target"] == {"name": "sparsity", "value": 0.5, "spread": 0.3}
     assert set(found["layers"][0]) == {"name", "shape", "num_parameters", "alpha", "compared", "num_pruned", "sparsity"}
-    assert found["left_out"] == [{"name": "last.fc", "reason": "10 eigenvalues, min_eigenvalues is 50"}]
+    (left_out,) = found["left_out"]
+    assert left_out["name"] == "last.fc"
+    assert_carries(left_out["reason"], 10, "min_eigenvalues", 50)
     alphas = {row.name: row.alpha for row in diagnose(checkpoint, tail="peak").scored}
     assert {layer["name"]: layer["alpha"] for layer in found["layers"]} == alphas
     ranked = json.loads(run(checkpoint, "--target", "lora-rank=4", "--format", "json").stdout)
@@ -367,14 +370,17 @@ def test_the_table_tells_the_layers_the_sum_and_what_was_left_out(checkpoint):
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["layer", "shape", "alpha", "sparsity", "pruned"]
     assert [line.split()[0] for line in lines[1:3]] == ["deep.fc", "fc"]
-    assert "model.safetensors: 7,680 of the 15,360 weights of 2 layers pruned, sparsity 0.5" in lines
-    assert "left out: 2 layers: excluded by name" in lines
-    assert "left out: last.fc: 10 eigenvalues, min_eigenvalues is 50" in lines
+    told = {line.partition(":")[0]: line for line in lines[3:] if line}
+    assert_carries(told["model.safetensors"], "7,680", "15,360", "2 layers", 0.5)
+    excluded, small = lines[-2:]
+    assert_carries(excluded, "2 layers")
+    assert_carries(small, "last.fc", 10, "min_eigenvalues", 50)
     blocks = run(checkpoint, "--target", "sparsity=0.5", "--group-by", "deep").stdout.splitlines()
     assert blocks[0].split() == ["layer", "shape", "alpha", "compared", "sparsity", "pruned"]
     ranked = run(checkpoint, "--target", "lora-rank=8").stdout.splitlines()
     assert ranked[0].split() == ["layer", "shape", "alpha", "rank"]
-    assert "model.safetensors: ranks of 4 layers sum to 32, 8 on average" in ranked
+    (told,) = [line for line in ranked if line.startswith("model.safetensors")]
+    assert_carries(told, "4 layers", 32, 8)
 
 
 def test_the_command_compares_with_random_matrices_and_by_groups(checkpoint):
@@ -395,7 +401,7 @@ def test_a_file_is_written_whole_beside_the_table(checkpoint, tmp_path):
     result = run(checkpoint, "--target", "lora-rank=8", "--out", out)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("layer")
-    assert f"allocation: {out}" in result.stderr
+    assert str(out) in result.stderr
     as_text = run(checkpoint, "--target", "lora-rank=8", "--format", "json").stdout
     assert json.loads(out.read_text()) == json.loads(as_text)
     assert [path.name for path in out.parent.iterdir()] == ["allocation.json"]
@@ -411,30 +417,29 @@ def test_an_allocation_replaces_neither_the_checkpoint_nor_what_is_no_file(check
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "carried"),
     [
-        (["--target", "sparsty=0.5"], "unknown target 'sparsty': did you mean 'sparsity'?"),
-        (["--target", "lora_rank=8"], "unknown target 'lora_rank': did you mean 'lora-rank'?"),
-        (["--target", "speed=3"], "unknown target 'speed': known are sparsity, lora-rank"),
-        (["--target", "sparsity"], "target must be NAME=NUMBER, such as sparsity=0.5, got 'sparsity'"),
-        (["--target", "sparsity=half"], "target must be NAME=NUMBER"),
-        (["--target", "sparsity=1.5"], "sparsity must satisfy 0 < sparsity < 1, got 1.5"),
-        (["--target", "lora-rank=100"], "lora-rank must be at most"),
-        (["--target", "sparsity=0.5", "--format", "csv"], "format must be one of table, json, got 'csv'"),
-        (["--target", "sparsity=0.5", "--out", "."], "out must be a file to write"),
-        (["--target", "sparsity=0.5", "--exclude", "*"], "no layer has an alpha"),
-        (["--target", "sparsity=0.5", "--reference", "rnd"], "reference must be 'random' or None, got 'rnd'"),
-        (["--target", "sparsity=0.5", "--group-by", "h.*"], "group_by pattern 'h.*' puts no layers together"),
-        (["--target", "sparsity=0.5", "--include", "nothing"], "include pattern 'nothing' matches no layer"),
+        (["--target", "sparsty=0.5"], ["target", "'sparsty'", "'sparsity'"]),
+        (["--target", "lora_rank=8"], ["target", "'lora_rank'", "'lora-rank'"]),
+        (["--target", "speed=3"], ["target", "'speed'", "sparsity, lora-rank"]),
+        (["--target", "sparsity"], ["target", "NAME=NUMBER", "'sparsity'"]),
+        (["--target", "sparsity=half"], ["target", "NAME=NUMBER", "'sparsity=half'"]),
+        (["--target", "sparsity=1.5"], ["sparsity", 1.5]),
+        (["--target", "lora-rank=100"], ["lora-rank", 100]),
+        (["--target", "sparsity=0.5", "--format", "csv"], ["format", "table, json", "'csv'"]),
+        (["--target", "sparsity=0.5", "--out", "."], ["out", "'.'"]),
+        (["--target", "sparsity=0.5", "--exclude", "*"], ["alpha"]),
+        (["--target", "sparsity=0.5", "--reference", "rnd"], ["reference", "'random'", "'rnd'"]),
+        (["--target", "sparsity=0.5", "--group-by", "h.*"], ["group_by", "'h.*'"]),
+        (["--target", "sparsity=0.5", "--include", "nothing"], ["include", "'nothing'"]),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, message):
-    assert_bad_usage(run(checkpoint, *arguments), message)
+def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, carried):
+    assert_bad_usage(run(checkpoint, *arguments), *carried)
 
 
-@pytest.mark.parametrize("name", sorted(CASES)[:3])
-def test_a_file_that_diagnose_refuses_is_refused_and_nothing_is_written(name, tmp_path):
-    path = build_case(name, tmp_path / "files" / "case")
+def test_a_file_that_diagnose_refuses_is_refused_and_nothing_is_written(tmp_path):
+    path = build_case("torch_payload", tmp_path / "files" / "case")
     result = run(path, "--target", "sparsity=0.5", "--out", tmp_path / "allocation.json")
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("error: ")

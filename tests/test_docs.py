@@ -1,16 +1,21 @@
 """What the documents say is so: links lead somewhere, code runs, figures are those on record."""
 
+import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
+from tempbalance.cli import app
 from tests.cases import GOLDEN, mlp, train_step
 
 ROOT = Path(__file__).parent.parent
@@ -21,18 +26,19 @@ def page_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_relative_links_lead_to_files(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+def test_relative_links_lead_to_files():
+    links = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())]
+    relative = [(page, target) for page, target in links if not target.startswith("http")]
+    assert relative
+    assert [f"{page_name(page)}: {target}" for page, target in relative if not (page.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_no_table_has_a_row_that_is_none(page):
-    lines = page.read_text().splitlines()
-    for head, row in pairwise(lines):
-        assert not (head.startswith("| ---") and not row.startswith("|")), f"a table without rows after {head}"
+def test_every_table_has_rows():
+    for page in PAGES:
+        for head, row in pairwise(page.read_text().splitlines()):
+            assert not (head.startswith("| ---") and not row.startswith("|")), (
+                f"{page_name(page)}: no rows after {head}"
+            )
 
 
 def test_the_lines_of_use_in_the_readme_run(capsys):
@@ -48,8 +54,34 @@ def test_the_lines_of_use_in_the_readme_run(capsys):
     exec(code, {"model": model, "train_one_epoch": train_one_epoch})
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     printed = capsys.readouterr().out
-    assert "left out: first layer" in printed
     assert "1.500" in printed
+
+
+# what a README or a page of docs tells a person to type
+COMMANDS = sorted(
+    {
+        (page_name(page), line)
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+        for block in re.findall(r"```(?:bash|sh|console|text)?\n(.*?)```", page.read_text().replace("\\\n", " "), re.S)
+        for line in block.splitlines()
+        if line.startswith("tempbalance ")
+    }
+)
+
+
+def test_every_command_and_option_in_the_documents_exists():
+    root = typer.main.get_command(app)
+    assert len(COMMANDS) > 5
+    for page, line in COMMANDS:
+        parts = shlex.split(line, comments=True)[1:]
+        command, options = root, {"--help", "--version"}
+        while parts and hasattr(command, "commands"):
+            assert parts[0] in command.commands or parts[0] in options, f"{page}: {line}"
+            command = command.commands.get(parts.pop(0), command)
+        options |= {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        unknown = [part for part in parts if part.startswith("--") and part.partition("=")[0] not in options]
+        assert not unknown, f"{page}: {line}"
 
 
 def test_the_table_of_recorded_alphas_is_that_of_the_golden_file():
@@ -70,11 +102,21 @@ def test_large_layers_rank_the_same_with_eq_3_and_with_the_authors_code():
 
 
 EXAMPLE = [str(ROOT / "examples" / "many_processes.py")]
+EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - {*map(Path, EXAMPLE)})
 
 
-@pytest.mark.parametrize(
-    "example", sorted({*(ROOT / "examples").glob("*.py")} - {*map(Path, EXAMPLE)}), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("example", [*EXAMPLES, *map(Path, EXAMPLE)], ids=lambda path: path.name)
+def test_an_example_parses_and_its_imports_from_the_library_exist(example):
+    """A fast sibling of running it."""
+    for node in ast.walk(ast.parse(example.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tempbalance":
+            if node.module.endswith((".timm", ".ultralytics")):
+                continue  # their packages have an environment of their own
+            assert all(hasattr(import_module(node.module), each.name) for each in node.names), ast.unparse(node)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs(example):
     package = example.name.split("_")[0]
     if package in ("timm", "ultralytics") and find_spec(package) is None:
@@ -84,6 +126,7 @@ def test_an_example_runs(example):
     assert result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--shard"]])
 def test_the_example_of_many_processes_goes_on_where_it_was_saved(options, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *EXAMPLE, *options]

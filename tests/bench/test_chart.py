@@ -7,6 +7,7 @@ from tempbalance.bench.draw import draw_speed, speeds
 from tempbalance.report import save_figures
 from tempbalance.report.bench_chart import Speed, speed_chart
 from tests.bench.cases import known_results
+from tests.cases import raises
 from tests.report.cases import HOSTILE, values_of
 from tests.report.test_figures import texts_of
 
@@ -33,10 +34,10 @@ def test_a_chart_has_a_panel_for_each_other_and_a_point_for_each_network_and_tai
 
 
 def test_no_speeds_and_doubled_ones_are_refused():
-    with pytest.raises(ValueError, match="speed"):
+    with raises(ValueError, "speed"):
         speed_chart([], **TEXTS)
     twice = [Speed("a", "b", "median", 1.0, 1.0, 1.0)] * 2
-    with pytest.raises(ValueError, match="speed"):
+    with raises(ValueError, "speed", 2, "'a'", "'b'", "'median'"):
         speed_chart(twice, **TEXTS)
 
 
@@ -46,7 +47,7 @@ def test_the_picture_has_the_names_as_text(tmp_path):
     assert {"VGG16", "against WeightWatcher", "against the published procedure", "median", "peak"} <= set(texts)
 
 
-@pytest.mark.parametrize("name", HOSTILE[:4])
+@pytest.mark.parametrize("name", HOSTILE[:2])
 def test_names_stay_text(name, tmp_path):
     chart = speed_chart([Speed(name, name, "median", 2.0, 1.0, 3.0)], title=name, subtitle=name)
     (path,) = save_figures({"a": chart}, tmp_path, ["svg"])

@@ -3,6 +3,7 @@ import torch
 
 from tempbalance.bench.contestants import make_subject, step_turn
 from tempbalance.bench.networks import NETWORKS, build_model, find_networks
+from tests.cases import raises
 
 
 def on_meta(name):
@@ -62,5 +63,5 @@ def test_weights_are_the_same_each_time_and_nothing_else_changes():
 
 def test_an_unknown_network_is_answered_with_the_closest():
     assert find_networks(["gpt2", "vgg16", "gpt2"]) == ("gpt2", "vgg16")
-    with pytest.raises(ValueError, match="unknown network 'resnet8': did you mean 'resnet18'"):
+    with raises(ValueError, "network", "'resnet8'", "'resnet18'"):
         find_networks(["resnet8"])

@@ -27,8 +27,9 @@ def test_alpha_is_that_of_the_literal_formulas(kind):
     assert {tail: reference_alpha(to_tensor(values), tail) for tail in TAILS} == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("network", ["vgg16", "llama_block"])
+@pytest.mark.parametrize(
+    ("network", "tail"), [*(("llama_block", tail) for tail in TAILS), ("vgg16", "median")]
+)  # fmt: skip
 def test_the_library_and_the_reference_agree_on_every_layer(network, tail):
     model = make_subject(network, quick=True).model.double()
     rows = [row for row in score_layers(find_layers(model), Scoring(tail=tail)) if row.alpha is not None]

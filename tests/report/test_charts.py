@@ -169,6 +169,7 @@ def test_the_bounds_of_verdicts_are_marked(tail, marked):
     assert [each["bound"] for each in rules] == marked
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_load_altair():
     code = (
         "import sys, tempbalance.report; print(sorted({'altair', 'vl_convert', 'numpy', 'torch'} & set(sys.modules)))"

@@ -14,6 +14,7 @@ from tempbalance.report.run_data import (
 )
 from tempbalance.report.runs import read_groups, summarize
 from tempbalance.runlog import RunFolder, RunFolderError
+from tests.cases import raises
 from tests.report.cases import write_run
 
 
@@ -67,9 +68,9 @@ def test_recording_more_is_not_another_method(tmp_path):
 
 
 def test_no_runs_and_folders_without_one_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match="at least one run"):
+    with raises(ValueError, "run"):
         read_groups([])
-    with pytest.raises(RunFolderError, match=r"nothing holds no run: its recipe.json"):
+    with raises(RunFolderError, tmp_path / "nothing", "recipe.json"):
         read_groups([RunFolder(tmp_path / "nothing")])
 
 
@@ -87,7 +88,7 @@ def test_damaged_lines_are_refused_by_name(line, tmp_path):
     run = write_run(tmp_path / "run")
     with (run.path / "layers.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    with pytest.raises(RunFolderError, match=r"run, layers\.jsonl"):
+    with raises(RunFolderError, run.path, "layers.jsonl"):
         read_groups([run])
 
 
@@ -103,7 +104,7 @@ def test_what_is_no_regular_file_is_refused_before_it_is_read(tmp_path):
     run = write_run(tmp_path / "run")
     (run.path / "layers.jsonl").unlink()
     os.mkfifo(run.path / "layers.jsonl")
-    with pytest.raises(RunFolderError, match="must be a regular file"):
+    with raises(RunFolderError, run.path / "layers.jsonl"):
         read_groups([run])
 
 

@@ -12,6 +12,7 @@ from tempbalance.report.study_data import Alphas, Bar, Dot, LayerTrack, StepNorm
 from tempbalance.report.study_layers import layer_maps, two_layers
 from tempbalance.report.study_steps import gradient_chart, gradient_histograms, spectra_chart
 from tempbalance.report.study_timing import timing_chart
+from tests.cases import assert_carries, raises
 from tests.report.cases import HOSTILE, values_of
 from tests.report.test_figures import texts_of
 
@@ -78,10 +79,9 @@ def test_an_axis_is_zoomed_to_the_data_of_its_panel():
     spec = bars_spec(Bar("a", "x", 90.0, 1.0, (88.0,), paper=92.0), Bar("b", "x", 50.0, 5.0))
     domains = [each["scale"]["domain"] for each in encodings(spec, "y", "mean")]
     assert domains == [pytest.approx([87.52, 92.48]), pytest.approx([43.8, 56.2])]  # 12 % of the range beyond its ends
-    assert "do not begin at 0" in spec["description"]
 
 
-@pytest.mark.parametrize(("panels", "columns"), [(1, 1), (2, 2), (4, 4), (5, 3), (6, 3), (12, 4)])
+@pytest.mark.parametrize(("panels", "columns"), [(1, 1), (4, 4), (5, 3), pytest.param(12, 4, marks=pytest.mark.slow)])
 def test_at_most_four_panels_stand_side_by_side_and_the_first_of_each_row_says_what_is_measured(panels, columns):
     spec = bars_spec(*(Bar(f"panel {number}", "x", 1.0 + number, 0.1) for number in range(panels)))
     assert (len(spec["concat"]), spec["columns"]) == (panels, columns)
@@ -95,7 +95,7 @@ def test_what_has_not_run_keeps_its_place_and_its_label(mean):
     spec = bars_spec(Bar("a", "CAL", 90.0, 1.0), Bar("a", "TB", mean, None, paper=91.0))
     assert {tuple(each["scale"]["domain"]) for each in encodings(spec, "x", "label")} == {(0, 1)}
     assert values_of(spec)[1]["mean"] is None
-    assert "1 without a run yet" in spec["description"]
+    assert_carries(spec["description"], "1 without")
 
 
 def test_a_panel_without_any_number_has_a_bare_axis():
@@ -127,7 +127,7 @@ def test_seconds_have_an_axis_from_0_on_the_right():
 
 
 def test_two_bars_in_one_place_are_refused():
-    with pytest.raises(ValueError, match=r"each bar must have a place of its own, got 2 at \('a', 'x'\)"):
+    with raises(ValueError, "bar", 2, ("a", "x")):
         bars_spec(Bar("a", "x", 1.0, 0.1), Bar("a", "x", 2.0, 0.1))
 
 
@@ -153,13 +153,14 @@ def test_series_differ_in_colour_and_in_dash_and_are_named_once():
 def test_the_papers_line_is_there_where_the_paper_has_one():
     without, with_it = (lines_spec(Dot("a", "TB", 1.0, 90.0, 1.0, paper)) for paper in (None, 93.0))
     assert (len(encodings(without, "y", "paper")), len(encodings(with_it, "y", "paper"))) == (0, 2)
-    assert "Hollow diamonds: the paper." in with_it["title"]["subtitle"][1]
+    assert_carries(with_it["title"]["subtitle"][1], "paper")
+    assert "paper" not in " ".join(without["title"]["subtitle"])
     assert encodings(with_it, "y", "mean")[0]["scale"]["domain"][1] > 93
 
 
 @pytest.mark.parametrize("x", [0.0, -1.0, NAN])
 def test_a_log_axis_has_no_place_for_what_is_not_above_0(x):
-    with pytest.raises(ValueError, match="x of a dot must be above 0"):
+    with raises(ValueError, "dot", x):
         lines_spec(Dot("a", "TB", x, 90.0, 1.0), log_x=True)
 
 
@@ -193,41 +194,50 @@ def test_the_increment_is_one_balancing_in_percent_of_one_epoch():
     ],
 )
 def test_a_chart_of_nothing_says_what_is_missing(draw, what):
-    with pytest.raises(ValueError, match=f"the chart needs at least one {what}, got none"):
+    with raises(ValueError, what):
         draw()
 
 
-def test_every_chart_is_drawn_with_title_subtitle_and_words_for_screen_readers(tmp_path):
-    charts = every_chart("ResNet18", "TB")
-    for path in save_figures(charts, tmp_path, formats=["svg"]):
+NAMELESS = ("gradients", "gradient_histograms", "spectra", "maps")  # charts of one run, which they do not name
+HOSTILE_SUBTITLE = "data /tmp/'+alert(1)+'\u202e.npz"
+
+
+def fields(charts):
+    """All fields and expressions of every chart, without its data."""
+    keys = r"'(?:field|filter|calculate|expr|labelExpr|as|groupby)': [^,}]*"
+    return [re.findall(keys, str({**chart.to_dict(), "datasets": 0})) for chart in charts.values()]
+
+
+@pytest.fixture(scope="module")
+def harmless_fields():
+    return fields(every_chart("a", "b", title="a", subtitle="c"))
+
+
+@pytest.fixture(scope="module")
+def hostile_charts():
+    return every_chart(HOSTILE[0], "__proto__", title=HOSTILE[0], subtitle=HOSTILE_SUBTITLE)
+
+
+def test_every_chart_is_drawn_with_its_names_as_text_and_words_for_screen_readers(hostile_charts, tmp_path):
+    for path in save_figures(hostile_charts, tmp_path, formats=["svg"]):
         root, texts = drawn_words(path)
-        assert {TEXTS["title"], TEXTS["subtitle"]} <= texts, path.stem
-        assert TEXTS["subtitle"] in root.get("aria-label"), path.stem
+        assert {HOSTILE[0], HOSTILE_SUBTITLE.replace("\u202e", "\\u202e")} <= texts, path.stem
+        assert "alert(1)" in root.get("aria-label"), path.stem
         assert not {"null", "NaN", "undefined", "(no name)"} & texts, path.stem
-        assert "ResNet18" in texts or path.stem in ("gradients", "gradient_histograms", "spectra", "maps"), path.stem
-
-
-def test_names_are_values_and_never_fields_or_expressions():
-    """A description with hostile names differs from one with harmless ones in data, labels, title and text only."""
-
-    def skeleton(first, second, subtitle):
-        specs = [chart.to_dict() for chart in every_chart(first, second, title=first, subtitle=subtitle).values()]
-        keys = r"'(?:field|filter|calculate|expr|labelExpr|as|groupby)': [^,}]*"
-        return [re.findall(keys, str({**spec, "datasets": 0})) for spec in specs]
-
-    harmless = skeleton("a", "b", "c")
-    for place in (0, 22, 30, 50):
-        first, second = HOSTILE[place : place + 2]
-        assert skeleton(first, second, first + second) == harmless
-
-
-def test_hostile_names_are_text_in_an_svg(tmp_path):
-    first, second = "<script>window.pwned=1</script>", "__proto__"
-    charts = every_chart(first, second, title=first, subtitle="data /tmp/'+alert(1)+'\u202e.npz")
-    for path in save_figures(charts, tmp_path, formats=["svg"]):
-        root, texts = drawn_words(path)
         assert "script" not in {element.tag.rpartition("}")[2] for element in root.iter()}
-        assert {first, "data /tmp/'+alert(1)+'\\u202e.npz"} <= texts, path.stem
+        assert "__proto__" in texts or path.stem in NAMELESS, path.stem
+
+
+def test_names_are_values_and_never_fields_or_expressions(hostile_charts, harmless_fields):
+    """A description with hostile names differs from one with harmless ones in data, labels, title and text only."""
+    assert fields(hostile_charts) == harmless_fields
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [1, 22, 30, 50])
+def test_other_hostile_names_are_no_fields_either(place, harmless_fields):
+    first, second = HOSTILE[place : place + 2]
+    assert fields(every_chart(first, second, title=first, subtitle=first + second)) == harmless_fields
 
 
 def test_a_long_subtitle_takes_several_lines():

@@ -4,6 +4,7 @@ pytest.importorskip("altair", reason="charts need the extra report")
 
 from tempbalance.report.study_data import StepNorm, StepSpectrum
 from tempbalance.report.study_steps import gradient_chart, gradient_histograms, spectra_chart
+from tests.cases import assert_carries, raises
 from tests.report.cases import values_of
 from tests.report.test_study_charts import TEXTS, encodings
 
@@ -36,11 +37,11 @@ def test_gradients_are_the_maximum_the_minimum_and_the_mean_over_the_layers():
 def test_a_norm_that_a_log_axis_has_no_place_for_is_left_out_and_counted(norm):
     spec = gradient_chart([*norms(), StepNorm(1, 0, "dead", norm)], **TEXTS).to_dict()
     assert len(values_of(spec)) == 3 * 20
-    assert "Not drawn, as 0, too small or not finite: 1 norms." in spec["title"]["subtitle"][1]
+    assert_carries(spec["title"]["subtitle"][1], "1 norms")
 
 
 def test_without_a_norm_above_0_there_is_nothing_to_draw():
-    with pytest.raises(ValueError, match="needs a gradient norm above 0, got 1 that are 0 or not finite"):
+    with raises(ValueError, "gradient norm", "got 1"):
         gradient_histograms([StepNorm(1, 0, "a", 0.0)], **TEXTS)
 
 
@@ -83,11 +84,11 @@ def test_a_spike_far_from_the_bulk_is_a_bin_of_its_own_and_marked():
 def test_zeros_in_a_spectrum_are_left_out_and_counted():
     spec = spectra_chart([spectrum(1, 0, (0.0, NAN, 1.0, 2.0))], **TEXTS).to_dict()
     assert sum(each["count"] for each in values_of(spec)) == 2
-    assert "Not drawn, as 0, too small or not finite: 2 values." in " ".join(spec["title"]["subtitle"])
-    with pytest.raises(ValueError, match="needs a value above 0, got none at 1 steps"):
+    assert_carries(" ".join(spec["title"]["subtitle"]), "2 values")
+    with raises(ValueError, "1 steps"):
         spectra_chart([spectrum(1, 0, (0.0,))], **TEXTS)
 
 
 def test_spectra_of_several_layers_are_refused():
-    with pytest.raises(ValueError, match="spectra must be of one layer, got 2: layer4, b"):
+    with raises(ValueError, "got 2", "layer4, b"):
         spectra_chart([spectrum(1, 0), spectrum(1, 0, layer="b")], **TEXTS)

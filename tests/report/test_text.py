@@ -3,6 +3,7 @@ import json
 import pytest
 
 from tempbalance.report.text import finite, json_block, named, number, short, shown
+from tests.cases import raises
 from tests.report.cases import HOSTILE
 
 
@@ -39,16 +40,16 @@ def test_a_cut_name_is_whole_in_its_title():
     assert f'title="{"x" * 5000}"' in named("x" * 5000)
 
 
-@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_json_block_holds_no_markup_and_gives_the_name_back(name):
-    block = json_block({"name": name})
-    assert not set("<>&\u2028\u2029") & set(block)
-    assert block.isascii()
-    assert json.loads(block) == {"name": name}
+def test_a_json_block_holds_no_markup_and_gives_the_name_back():
+    for name in HOSTILE:
+        block = json_block({"name": name})
+        assert not set("<>&\u2028\u2029") & set(block), name
+        assert block.isascii(), name
+        assert json.loads(block) == {"name": name}
 
 
 def test_a_json_block_refuses_what_is_not_finite():
-    with pytest.raises(ValueError, match="JSON"):
+    with raises(ValueError, "JSON"):
         json_block([float("nan")])
 
 
