@@ -364,6 +364,7 @@ def test_being_asked_to_stop_says_what_is_kept(tmp_path):
 
 
 def told(queue, folder: Path) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the tests' process may have a handler, for coverage
     torch.set_num_threads(1)
     try:
         train(Recipe.from_dict({**SMALL.to_dict(), "epochs": 10_000}), folder, accelerator="cpu")
