@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.cases import train_step
-from tests.leaving import leave
-from tests.processes import balanced, batch, deep_mlp
+from tests.processes import balanced, batch, deep_mlp, end
 
 NUM_STEPS = 6
 
@@ -58,7 +57,8 @@ def main(folder: str, last_step: str, options: str) -> None:
     rates = run(model, json.loads(options), Path(folder) / "checkpoint.pt", before_step)
     weights = [parameter.tolist() for parameter in model.module.parameters()]
     (Path(folder) / f"{dist.get_rank()}.json").write_text(json.dumps([rates, weights]))
-    leave()
+    del model
+    end()
 
 
 if __name__ == "__main__":

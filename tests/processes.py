@@ -4,8 +4,13 @@ Every case gives plain values, which are written to the folder, one file a proce
 """
 
 import copy
+import faulthandler
+import gc
 import json
+import multiprocessing
+import os
 import pickle
+import socket
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -33,7 +38,6 @@ from tempbalance import TempBalance, find_layers, param_groups, split_param_grou
 from tempbalance.ranks import Ranks
 from tempbalance.sharded import Sharded
 from tests.cases import mlp, train_step
-from tests.leaving import leave
 
 SIZES = (64, 96, 80, 72, 88, 104, 68, 60)
 NUM_STEPS = 3
@@ -533,11 +537,50 @@ def bad_use():
     }
 
 
+def in_forks(num_processes: int, main, *arguments: object) -> list[int]:
+    """Call a function on forks of this process, which find each other as torchrun's do; gives their exit codes.
+
+    A fork has imported everything already, so that this takes a second where torchrun takes ten.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    forks = [
+        context.Process(target=_fork, args=(rank, num_processes, port, main, arguments))
+        for rank in range(num_processes)
+    ]
+    for each in forks:
+        each.start()
+    for each in forks:
+        each.join()
+    return [each.exitcode for each in forks]
+
+
+def _fork(rank: int, num_processes: int, port: int, main, arguments: tuple) -> None:
+    settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_processes, "MASTER_PORT": port}
+    os.environ.update({"MASTER_ADDR": "localhost", **{name: str(value) for name, value in settings.items()}})
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(100, exit=True, file=sys.__stderr__)  # if it hangs
+    main(*arguments)
+
+
 def main(folder: str, names: list[str]) -> None:
     dist.init_process_group("gloo")
     found = {name: CASES[name]() for name in names}
     (Path(folder) / f"{rank()}.json").write_text(json.dumps(found))
-    leave()
+    end()
+
+
+def end() -> None:
+    """Wait for the others, then destroy the process groups, once nothing else holds them.
+
+    A DistributedDataParallel that outlives this would hold the last reference: then torch joins gloo's threads while it
+    has the GIL, which one of them may wait for, and hangs; or it leaves them to abort at the interpreter's end.
+    """
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

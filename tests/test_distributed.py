@@ -1,7 +1,11 @@
-"""Many processes: torchrun starts them here, with gloo and one thread each; what they find must be what one finds."""
+"""Many processes, with gloo and one thread each: what they find must be what one finds.
+
+Two processes are forks of the one that tests, four are started by torchrun.
+"""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,16 +20,20 @@ from torch import nn
 from tempbalance import TempBalance, find_layers, param_groups
 from tempbalance.ranks import Ranks, find_ranks, share_out
 from tests import process_that_dies, processes
-from tests.cases import mlp
+from tests.cases import assert_carries, mlp, raises
 
 ROOT = Path(__file__).parent.parent
 
-TWO = ["ddp", "shares_of_the_work", "a_weight_that_is_nan", "functions_that_fail", "processes_that_disagree",
-       "not_shared", "sharded_by_fsdp2", "sharded_by_fsdp2_and_offloaded", "sharded_by_fsdp2_and_not_shared",
-       "sharded_by_fsdp1", "sharded_by_fsdp1_after_the_optimizer", "sharded_by_fsdp1_for_gradients_only",
-       "replicated_by_fsdp1", "tensor_parallel_layers", "sharded_attention", "memory_of_gathering", "bad_use",
-       "in_the_background", "a_sharded_weight_that_is_nan", "after_validation_in_bfloat16",
-       "within_a_budget"]  # fmt: skip
+# Python warns of forks while other threads run; here these are torch's, which no fork uses
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+TWO = ["ddp", "shares_of_the_work", "a_weight_that_is_nan", "processes_that_disagree", "sharded_by_fsdp2",
+       "sharded_by_fsdp1", "a_sharded_weight_that_is_nan"]  # fmt: skip
+MORE_OF_TWO = ["functions_that_fail", "not_shared", "sharded_by_fsdp2_and_offloaded",
+               "sharded_by_fsdp2_and_not_shared", "sharded_by_fsdp1_after_the_optimizer",
+               "sharded_by_fsdp1_for_gradients_only", "replicated_by_fsdp1", "tensor_parallel_layers",
+               "sharded_attention", "memory_of_gathering", "bad_use", "in_the_background",
+               "after_validation_in_bfloat16", "within_a_budget"]  # fmt: skip
 FOUR = ["ddp", "a_group_of_pairs", "on_a_mesh_of_two_by_two", "sharded_by_fsdp2", "shares_of_the_work"]
 
 
@@ -36,22 +44,36 @@ def torchrun(num_processes: int, *arguments: object) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
 
 
-def run_cases(folder: Path, num_processes: int, names: list[str]) -> dict[str, list]:
+def found_in(folder: Path, num_processes: int, names: list[str]) -> dict[str, list]:
     """What each case gave on each process."""
-    result = torchrun(num_processes, "tests/processes.py", folder, *names)
-    assert result.returncode == 0, result.stderr[-4000:]
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_processes)]
     return {name: [each[name] for each in found] for name in names}
 
 
+def run_forks(folder: Path, names: list[str]) -> dict[str, list]:
+    assert processes.in_forks(2, processes.main, folder, names) == [0, 0]
+    return found_in(folder, 2, names)
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return run_cases(tmp_path_factory.mktemp("two"), 2, TWO)
+    return run_forks(tmp_path_factory.mktemp("two"), TWO)
+
+
+@pytest.fixture(scope="module")
+def more_of_two(tmp_path_factory):
+    return run_forks(tmp_path_factory.mktemp("more"), MORE_OF_TWO)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return run_cases(tmp_path_factory.mktemp("four"), 4, FOUR)
+    folder = tmp_path_factory.mktemp("four")
+    result = torchrun(4, "tests/processes.py", folder, *FOUR)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return found_in(folder, 4, FOUR)
+
+
+TWO_AND_FOUR = pytest.mark.parametrize("name", ["two", pytest.param("four", marks=pytest.mark.slow)])
 
 
 @cache
@@ -90,13 +112,13 @@ def test_alpha_moves_over_the_steps_of_these_tests():
     assert sorted(first["scales"].values())[0] == 0.5
 
 
-@pytest.mark.parametrize("name", ["two", "four"])
+@TWO_AND_FOUR
 def test_rates_under_ddp_are_those_of_one_process_to_the_bit(name, request):
     for found in request.getfixturevalue(name)["ddp"]:
         assert found == alone()
 
 
-@pytest.mark.parametrize("name", ["two", "four"])
+@TWO_AND_FOUR
 def test_each_layer_is_solved_once_and_only_small_plain_values_travel(name, request):
     found = request.getfixturevalue(name)["shares_of_the_work"]
     solved = [tuple(shape) for each in found for shape in each["solved"]]
@@ -113,7 +135,7 @@ def test_a_bad_weight_is_told_by_all_in_the_same_sentence_and_nothing_moves(two,
     one, other = two["a_weight_that_is_nan"]
     assert one[where] == other[where]
     assert one[where][0] == "WeightError"
-    assert "layer '9', weight (88, 72): must be finite, has an entry that is NaN or infinite" in one[where][1]
+    assert_carries(one[where][1], "'9'", (88, 72), "NaN")
     assert one[f"after {where}"] == other[f"after {where}"] == one["before"]
     assert one["steps"] == other["steps"] == 1
 
@@ -121,91 +143,107 @@ def test_a_bad_weight_is_told_by_all_in_the_same_sentence_and_nothing_moves(two,
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
 def test_a_bad_weight_that_is_sharded_is_told_by_all_though_others_are_still_to_be_gathered(two, kind):
     one, other = (found[kind] for found in two["a_sharded_weight_that_is_nan"])
-    (error, sentence), is_same, num_steps = one
+    (error, told), is_same, num_steps = one
     assert one == other
     assert error == "WeightError"
-    assert "layer '12', weight (104, 88): must be finite" in sentence
+    assert_carries(told, "'12'", (104, 88), "NaN")
     assert (is_same, num_steps) == (True, 1)
 
 
-def test_an_error_in_a_function_is_raised_by_all(two):
-    for found in zip(*two["functions_that_fail"], strict=True):
+@pytest.mark.slow
+def test_an_error_in_a_function_is_raised_by_all(more_of_two):
+    one, other = more_of_two["functions_that_fail"]
+    for found in zip(one, other, strict=True):
         assert ["ValueError", "no idea"] in found or ["ArithmeticError", "no idea"] in found
-        assert all("no idea" in sentence for _, sentence in found)
-    assert two["functions_that_fail"][0][0] == two["functions_that_fail"][1][0]
+        assert all("no idea" in told for _, told in found)
+    assert one[0] == other[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "sentences"),
+    ("name", "kind", "carried"),
     [
-        ("shapes", "RuntimeError", ["the same model", "layer '3', weight (80, 96)", "layer '3', weight (81, 96)"]),
-        ("number of layers", "RuntimeError", ["the same model", "rank 0 has layer '12', weight (104, 88), last layer"]),
-        ("options", "RuntimeError", ["rank 0 has option tail_fraction 0.5, rank 1 has option tail_fraction 0.4"]),
-        ("range", "RuntimeError", ["the same options", "option scale_range (0.5, 1.5)", "(0.5, 2.5)"]),
-        ("weights", "WeightError", ["layer '", "share=False", "add up to", "on rank 1"]),
-        ("calls", "RuntimeError", ["same calls", "rank 0 has step() 1", "rank 1 has rescore() after 0 steps"]),
-        ("steps", "RuntimeError", ["same calls", "after 0 steps", "after 1 steps"]),
-        ("one steps the schedule", "RuntimeError", ["something else stepped the schedule"]),
-        ("plan", "WeightError", ["layer '9', weight (88, 72): fused into 5 equal parts"]),
-        ("frozen", "RuntimeError", ["layer '6', weight (72, 80), whole", "layer '6', weight (72, 80), frozen"]),
+        ("shapes", "RuntimeError", ["'3'", (80, 96), (81, 96), "rank 0", "rank 1"]),
+        ("number of layers", "RuntimeError", ["'12'", (104, 88), "rank 0", "rank 1"]),
+        ("options", "RuntimeError", ["tail_fraction", 0.5, 0.4, "rank 0", "rank 1"]),
+        ("range", "RuntimeError", ["scale_range", (0.5, 1.5), (0.5, 2.5)]),
+        ("weights", "WeightError", ["layer '", "share=False", "rank 1"]),
+        ("calls", "RuntimeError", ["step()", "rescore()", "rank 0", "rank 1"]),
+        ("steps", "RuntimeError", [0, 1, "rank 0", "rank 1"]),
+        ("one steps the schedule", "RuntimeError", ["schedule", "restore()"]),
+        ("plan", "WeightError", ["'9'", (88, 72), "fused", 5]),
+        ("frozen", "RuntimeError", ["'6'", (72, 80), "whole", "frozen"]),
     ],
 )
-def test_processes_that_disagree_are_told_so_by_all(two, name, kind, sentences):
+def test_processes_that_disagree_are_told_so_by_all(two, name, kind, carried):
     one, other = (found[name] for found in two["processes_that_disagree"])
     assert one == other
     assert one[0] == kind
-    for sentence in sentences:
-        assert sentence in one[1]
+    assert_carries(one[1], *carried)
 
 
 def test_after_disagreeing_training_goes_on_as_before(two):
     assert [found["after all"] for found in two["processes_that_disagree"]] == [alone()[-1]] * 2
 
 
-def test_processes_that_do_not_share_each_train_a_model_of_their_own(two):
-    assert two["not_shared"] == [alone(0), alone(1)]
+@pytest.mark.slow
+def test_processes_that_do_not_share_each_train_a_model_of_their_own(more_of_two):
+    assert more_of_two["not_shared"] == [alone(0), alone(1)]
 
 
+@pytest.mark.slow
 def test_a_process_group_shares_among_its_own(four):
     found = four["a_group_of_pairs"]
     assert [each["records"] for each in found] == [alone(0), alone(0), alone(1), alone(1)]
     for each in found:
-        assert each["stranger"] == ["ValueError", "share must be a process group that this process is in"]
+        assert each["stranger"][0] == "ValueError"
+        assert_carries(each["stranger"][1], "share")
         assert each["pickled"][0] == "TypeError"
-        assert "save its state_dict()" in each["pickled"][1]
+        assert_carries(each["pickled"][1], "share", "state_dict()")
         assert each["twin"] == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["sharded_by_fsdp2", "sharded_by_fsdp2_and_offloaded", "sharded_by_fsdp2_and_not_shared", "sharded_by_fsdp1",
-     "sharded_by_fsdp1_for_gradients_only", "replicated_by_fsdp1"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["sharded_by_fsdp2", "sharded_by_fsdp1"])
 def test_scores_and_rates_of_a_sharded_model_are_those_of_the_whole_one(two, name):
     one, other = two[name]
     assert one == other
     assert_near(one, alone())
 
 
-def test_after_validation_the_sharded_weights_are_scored_and_not_what_was_gathered_of_them(two):
-    for found in two["after_validation_in_bfloat16"]:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["sharded_by_fsdp2_and_offloaded", "sharded_by_fsdp2_and_not_shared", "sharded_by_fsdp1_for_gradients_only",
+     "replicated_by_fsdp1"],
+)  # fmt: skip
+def test_other_ways_of_sharding_change_neither_scores_nor_rates(more_of_two, name):
+    one, other = more_of_two[name]
+    assert one == other
+    assert_near(one, alone())
+
+
+@pytest.mark.slow
+def test_after_validation_the_sharded_weights_are_scored_and_not_what_was_gathered_of_them(more_of_two):
+    for found in more_of_two["after_validation_in_bfloat16"]:
         assert found["gathered"] == "Parameter"
         assert found["same groups"]
         assert_near([found["record"]], alone()[:1])
 
 
+@pytest.mark.slow
 def test_four_processes_shard_as_two_do(four):
     assert all(found == four["sharded_by_fsdp2"][0] for found in four["sharded_by_fsdp2"])
     assert_near(four["sharded_by_fsdp2"][0], alone())
 
 
-def test_an_optimizer_that_was_built_before_fsdp1_keeps_its_parameters(two):
-    one, other = two["sharded_by_fsdp1_after_the_optimizer"]
+@pytest.mark.slow
+def test_an_optimizer_that_was_built_before_fsdp1_keeps_its_parameters(more_of_two):
+    one, other = more_of_two["sharded_by_fsdp1_after_the_optimizer"]
     assert one == other
     assert_near(one, alone()[:1])
 
 
-def test_scores_of_tensor_parallel_layers_are_those_of_the_whole_ones(two):
+@pytest.mark.slow
+def test_scores_of_tensor_parallel_layers_are_those_of_the_whole_ones(more_of_two):
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -215,7 +253,7 @@ def test_scores_of_tensor_parallel_layers_are_those_of_the_whole_ones(two):
         def forward(self, inputs):
             return self.layers(inputs)
 
-    one, other = two["tensor_parallel_layers"]
+    one, other = more_of_two["tensor_parallel_layers"]
     assert one == other
     # products of parts are added up in another order, so the weights that are trained differ by rounding; scales are
     # stretched from scores that lie within a quarter of each other
@@ -223,15 +261,17 @@ def test_scores_of_tensor_parallel_layers_are_those_of_the_whole_ones(two):
     assert one[0] == whole[0]
 
 
+@pytest.mark.slow
 def test_a_mesh_of_two_dimensions_is_gathered_along_both(four):
     for found in four["on_a_mesh_of_two_by_two"]:
         assert_near(found["hybrid"], alone())
         assert_near([found["both"]], alone()[:1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
-def test_fused_tied_and_adapted_weights_are_those_of_the_whole_model(two, kind):
-    for found in two["sharded_attention"]:
+def test_fused_tied_and_adapted_weights_are_those_of_the_whole_model(more_of_two, kind):
+    for found in more_of_two["sharded_attention"]:
         whole, sharded = found["whole"], found[kind]
         assert sharded["layers"] == whole["layers"]
         assert sharded["groups"] == whole["groups"]
@@ -240,30 +280,32 @@ def test_fused_tied_and_adapted_weights_are_those_of_the_whole_model(two, kind):
         assert sharded["scales"] == pytest.approx(whole["scales"], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
-def test_gathering_holds_one_layer_and_the_one_that_is_on_its_way(two, kind):
-    for found in two["memory_of_gathering"]:
+def test_gathering_holds_one_layer_and_the_one_that_is_on_its_way(more_of_two, kind):
+    for found in more_of_two["memory_of_gathering"]:
         assert 1 <= found[kind] <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "kind", "sentence"),
+    ("name", "kind", "carried"),
     [
-        ("before fsdp2", "ValueError", "it was built before the model was sharded"),
-        ("before tensor parallel", "ValueError", "it was built before the model was sharded"),
-        ("split before", "ValueError", "it was built before the model was sharded"),
-        ("other model", "ValueError", "or for another one"),
-        ("another model of the same names", "ValueError", "or for another one"),
-        ("meta", "WeightError", "layer '12', weight (104, 88): must have values, got one on the meta device"),
-        ("flat parameters", "ValueError", "build it with use_orig_params=True"),
-        ("bare", "ValueError", "pass the FullyShardedDataParallel itself"),
-        ("one layer alone", "WeightError", "must be whole, is sharded over processes"),
+        ("before fsdp2", "ValueError", ["fully_shard", "tempbalance.param_groups(model)"]),
+        ("before tensor parallel", "ValueError", ["parallelize_module", "tempbalance.param_groups(model)"]),
+        ("split before", "ValueError", ["fully_shard", "tempbalance.param_groups(model)"]),
+        ("other model", "ValueError", ["fully_shard", "tempbalance.param_groups(model)"]),
+        ("another model of the same names", "ValueError", ["fully_shard", "tempbalance.param_groups(model)"]),
+        ("meta", "WeightError", ["'12'", (104, 88), "meta"]),
+        ("flat parameters", "ValueError", ["use_orig_params=True"]),
+        ("bare", "ValueError", ["FullyShardedDataParallel"]),
+        ("one layer alone", "WeightError", ["sharded"]),
     ],
 )
-def test_bad_use_of_sharded_models_gets_an_answer(two, name, kind, sentence):
-    for found in two["bad_use"]:
+def test_bad_use_of_sharded_models_gets_an_answer(more_of_two, name, kind, carried):
+    for found in more_of_two["bad_use"]:
         assert found[name][0] == kind
-        assert sentence in found[name][1]
+        assert_carries(found[name][1], *carried)
 
 
 @pytest.mark.parametrize("is_there", ["unavailable", "not in use"])
@@ -275,10 +317,11 @@ def test_without_torch_distributed_nothing_is_shared(monkeypatch, is_there):
     model = mlp()
     scheduler = TempBalance(torch.optim.SGD(param_groups(model), lr=0.1), model)
     assert len(scheduler.last_scores) == 2
-    with pytest.raises(TypeError, match="share must be True"):
+    with raises(TypeError, "share", 4):
         TempBalance(torch.optim.SGD(param_groups(model), lr=0.1), model, share=4)
 
 
+@pytest.mark.slow
 def test_nothing_of_fsdp_or_dtensor_is_imported_to_look_for_it():
     code = (
         "import sys, torch, tempbalance; from torch import nn; tempbalance.param_groups(nn.Linear(60, 60));"
@@ -288,20 +331,22 @@ def test_nothing_of_fsdp_or_dtensor_is_imported_to_look_for_it():
     assert result.stdout.strip() == "[]"
 
 
-def test_in_the_background_rates_are_those_of_one_process_to_the_bit(two):
+@pytest.mark.slow
+def test_in_the_background_rates_are_those_of_one_process_to_the_bit(more_of_two):
     expected = alone(background=True, interval=2, lag=2)
     assert [record["scales"] == {} for record in expected] == [True, True, False, False]
-    for found in two["in_the_background"]:
+    for found in more_of_two["in_the_background"]:
         assert found["replicated"] == expected
         assert_near(found["sharded"], expected)
 
 
-def test_what_is_under_way_is_saved_by_one_process_or_after_all_have_waited(two):
-    one, other = two["in_the_background"]
+@pytest.mark.slow
+def test_what_is_under_way_is_saved_by_one_process_or_after_all_have_waited(more_of_two):
+    one, other = more_of_two["in_the_background"]
     for found in (one, other):
         for name in ("too early", "too early to copy"):
             assert found[name][0] == "RuntimeError"
-            assert "call wait() on every process" in found[name][1]
+            assert_carries(found[name][1], "wait()")
     rows = [{**row, "scale": 1.0, "compared": None} for row in alone()[0]["rows"]]
     expected = {"due": 2, "rows": rows, "error": None}
     assert one["saved by one"] == one["saved sharded"] == other["saved sharded"] == expected
@@ -310,16 +355,18 @@ def test_what_is_under_way_is_saved_by_one_process_or_after_all_have_waited(two)
     assert one["after two"] == other["after two"]
 
 
-def test_an_error_in_the_background_is_told_by_all_when_it_is_due(two):
-    for found in two["in_the_background"]:
+@pytest.mark.slow
+def test_an_error_in_the_background_is_told_by_all_when_it_is_due(more_of_two):
+    for found in more_of_two["in_the_background"]:
         assert found["error"][0] == "WeightError"
-        assert "layer '9', weight (88, 72): must be finite" in found["error"][1]
+        assert_carries(found["error"][1], "'9'", (88, 72), "NaN")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", ["1e-06", "1000000.0"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fsdp1"])
-def test_within_a_budget_rank_0_chooses_and_all_have_the_same_rates_to_the_bit(two, kind, clock):
-    one, other = (found[f"{kind} {clock}"] for found in two["within_a_budget"])
+def test_within_a_budget_rank_0_chooses_and_all_have_the_same_rates_to_the_bit(more_of_two, kind, clock):
+    one, other = (found[f"{kind} {clock}"] for found in more_of_two["within_a_budget"])
     assert one["records"] == other["records"]
     assert one["ages"] == other["ages"]
     num_refreshed = [sum(age == 0 for age in ages.values()) for ages in one["ages"]]
@@ -328,21 +375,40 @@ def test_within_a_budget_rank_0_chooses_and_all_have_the_same_rates_to_the_bit(t
     assert 0.05 < one["share"] <= 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fsdp1"])
-def test_the_clock_of_the_others_does_not_matter_and_they_do_not_talk_at_every_step(two, kind):
-    slow, fast = (two["within_a_budget"][1][f"{kind} {clock}"] for clock in ("1e-06", "1000000.0"))
+def test_the_clock_of_the_others_does_not_matter_and_they_do_not_talk_at_every_step(more_of_two, kind):
+    slow, fast = (more_of_two["within_a_budget"][1][f"{kind} {clock}"] for clock in ("1e-06", "1000000.0"))
     assert slow["records"] == fast["records"]
     assert slow["asked"] == fast["asked"] < 36
 
 
-def test_with_time_enough_several_processes_have_the_rates_of_one_without_a_budget(two):
-    for found in two["within_a_budget"]:
+@pytest.mark.slow
+def test_with_time_enough_several_processes_have_the_rates_of_one_without_a_budget(more_of_two):
+    for found in more_of_two["within_a_budget"]:
         assert found["large"] == alone()
         assert found["other budgets"][0] == "RuntimeError"
-        assert "rank 0 has option budget 0.1, rank 1 has option budget 0.2" in found["other budgets"][1]
+        assert_carries(found["other budgets"][1], "budget", 0.1, 0.2, "rank 0", "rank 1")
 
 
 OPTIONS = {"interval": 2, "background": True, "lag": 2}  # so that a scoring is under way whenever it is killed
+
+
+def assert_as_never_stopped(folder: Path) -> None:
+    model = mlp(processes.SIZES)
+    rates = process_that_dies.run(model, OPTIONS)
+    expected = [rates, [parameter.tolist() for parameter in model.parameters()]]
+    assert [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)] == [expected, expected]
+    assert len({tuple(each) for each in rates}) == process_that_dies.NUM_STEPS
+
+
+def test_a_killed_process_ends_the_other_and_started_again_both_end_as_if_never_stopped(tmp_path):
+    arguments = (2, process_that_dies.main, tmp_path, "3", json.dumps(OPTIONS))
+    assert processes.in_forks(*arguments) == [1, -signal.SIGKILL]
+    assert (tmp_path / "checkpoint.pt").exists()
+    assert not (tmp_path / "0.json").exists()
+    assert processes.in_forks(*arguments) == [0, 0]
+    assert_as_never_stopped(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -354,6 +420,7 @@ def killed(tmp_path_factory):
     return SimpleNamespace(folder=folder, result=result, seconds=time.monotonic() - start)
 
 
+@pytest.mark.slow
 def test_when_a_process_is_killed_the_others_end_with_an_error(killed):
     assert (killed.folder / "died").exists()
     assert killed.result.returncode != 0
@@ -362,12 +429,9 @@ def test_when_a_process_is_killed_the_others_end_with_an_error(killed):
     assert killed.seconds < 120
 
 
+@pytest.mark.slow
 def test_restarted_from_a_checkpoint_it_ends_as_one_that_was_never_stopped(killed):
     assert (killed.folder / "checkpoint.pt").exists()
     result = torchrun(2, "tests/process_that_dies.py", killed.folder, 3, json.dumps(OPTIONS))
     assert result.returncode == 0, result.stderr[-4000:]
-    model = mlp(processes.SIZES)
-    rates = process_that_dies.run(model, OPTIONS)
-    expected = [rates, [parameter.tolist() for parameter in model.parameters()]]
-    assert [json.loads((killed.folder / f"{rank}.json").read_text()) for rank in range(2)] == [expected, expected]
-    assert len({tuple(each) for each in rates}) == process_that_dies.NUM_STEPS
+    assert_as_never_stopped(killed.folder)

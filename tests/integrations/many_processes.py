@@ -14,7 +14,7 @@ from tests.integrations.contract import NUM_EPOCHS, OPTIONS, Rates, Setting
 from tests.integrations.test_lightning import Balanced, Batches, Noting, Plain
 from tests.integrations.test_transformers import Noting as TrainerNoting
 from tests.integrations.test_transformers import build, setting_for
-from tests.leaving import leave
+from tests.processes import end
 
 
 class Sharded(Plain):
@@ -84,4 +84,4 @@ if __name__ == "__main__":
     }
     rank = torch.distributed.get_rank()
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    leave()
+    end()

@@ -1,19 +1,18 @@
 """accelerate: it steps a scheduler once per process, and an interval still means optimizer steps."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import GradientAccumulationPlugin
+from accelerate.state import AcceleratorState
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 import tempbalance
 from tempbalance.integrations.accelerate import prepare_scheduler
+from tests.cases import raises, warns
 from tests.integrations.contract import (
     NUM_EPOCHS,
     OPTIONS,
@@ -27,8 +26,7 @@ from tests.integrations.contract import (
     note_rates,
     plain_loop,
 )
-
-SCRIPT = Path(__file__).parent / "two_processes.py"
+from tests.processes import end, in_forks
 
 
 class Loop:
@@ -88,17 +86,36 @@ class TestAccelerateWithUnadjustedAccumulation(TestAccelerateWithAccumulation):
         return Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
 
 
+def found_by_one_of_two(*, split_batches):
+    """The rates of a training on two processes, and the options that it would save."""
+    noted = Rates()
+    config = DataLoaderConfiguration(split_batches=split_batches)
+    loop = Loop(Setting(per="step", interval=3), Accelerator(cpu=True, dataloader_config=config))
+    assert loop.accelerator.num_processes == 2
+    loop.train(noted)
+    options = loop.scheduler.state_dict()["options"]
+    loop.scheduler.load_state_dict(loop.scheduler.state_dict())
+    assert loop.balance.interval == 3
+    return noted, {name: options[name] for name in ("interval", "start", "lag")}
+
+
+def train_on_one_of_two(folder):
+    AcceleratorState._reset_state(reset_partial_state=True)  # a fork has that of the process that tests
+    per_process, saved = found_by_one_of_two(split_batches=False)
+    split_batches, _ = found_by_one_of_two(split_batches=True)
+    found = {"per process": per_process, "split batches": split_batches, "saved": saved}
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    end()
+
+
 @pytest.fixture(scope="module")
 def of_two_processes(tmp_path_factory):
-    """What two processes did, each way of stepping; both get the same batches, so that gradients are those of one."""
+    """What two processes did; both get the same batches, so that gradients are those of one."""
     folder = tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(
-        [*command, str(SCRIPT), str(folder)], capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads((folder / "rates.json").read_text())
+    assert in_forks(2, train_on_one_of_two, folder) == [0, 0]
+    one, other = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
+    assert one == other
+    return one
 
 
 def test_on_two_processes_the_schedule_takes_two_steps_and_the_interval_counts_optimizer_steps(of_two_processes):
@@ -134,7 +151,7 @@ def test_a_scheduler_that_is_stepped_before_the_optimizer_is_told():
     net = make_net()
     optimizer = torch.optim.SGD(tempbalance.param_groups(net), lr=0.1)
     scheduler = prepare_scheduler(Accelerator(cpu=True), tempbalance.TempBalance(optimizer, net))
-    with pytest.warns(UserWarning, match=r"called before optimizer\.step"):
+    with warns(UserWarning, "optimizer.step()"):
         scheduler.step()
 
 
@@ -152,7 +169,7 @@ def test_without_a_schedule_rates_stay_as_they_are_when_it_is_taken_away():
 
 def test_something_else_than_tempbalance_is_refused():
     optimizer = torch.optim.SGD(make_net().parameters(), lr=0.1)
-    with pytest.raises(TypeError, match="TempBalance, got LambdaLR"):
+    with raises(TypeError, "TempBalance", "LambdaLR"):
         prepare_scheduler(Accelerator(cpu=True), LambdaLR(optimizer, lambda _: 1.0))
 
 
@@ -162,5 +179,5 @@ def test_a_schedule_that_is_prepared_and_stepped_too_is_told():
     other = accelerator.prepare(loop.balance.schedule)
     loop.optimizer.step()
     other.step()
-    with pytest.raises(RuntimeError, match="something else stepped the schedule"):
+    with raises(RuntimeError, "schedule", "restore()"):
         loop.scheduler.step()

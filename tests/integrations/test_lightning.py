@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 import tempbalance
 from tempbalance.integrations.lightning import TempBalanceCallback, _balanced_model, restore_rates
+from tests.cases import assert_carries, raises
 from tests.integrations.contract import (
     NUM_EPOCHS,
     OPTIONS,
@@ -218,8 +219,8 @@ def test_fsdp1_around_the_module_is_what_is_balanced():
 
 def test_the_table_is_told_at_the_end(caplog):
     with caplog.at_level(logging.INFO, logger="tempbalance"):
-        fit(Plain(Setting()), TempBalanceCallback(), epochs=1)
-    assert "left out: first layer" in caplog.text
+        fit(Plain(Setting()), callback := TempBalanceCallback(), epochs=1)
+    assert_carries(caplog.text, "net.3", f"{callback.schedulers[0].table()['net.3'].alpha:.3f}")
 
 
 def test_a_plateau_is_wrapped_and_watches_its_metric():
@@ -269,12 +270,12 @@ def test_a_module_that_steps_by_hand_and_has_no_scheduler_is_told_so():
     module = Plain(Setting())
     module.automatic_optimization = False
     module.plan = lambda optimizer, _: optimizer
-    with pytest.raises(ValueError, match="nothing would step TempBalance"):
+    with raises(ValueError, "SGD", "LambdaLR"):
         fit(module, TempBalanceCallback(), epochs=1)
 
 
 def test_a_callback_beside_a_module_that_is_balanced_already_is_refused():
-    with pytest.raises(TypeError, match="TempBalance already"):
+    with raises(TypeError, "TempBalanceCallback"):
         fit(Balanced(Setting()), TempBalanceCallback(), epochs=1)
 
 
@@ -283,7 +284,7 @@ def test_an_optimizer_of_another_model_is_refused():
         def configure_optimizers(self):
             return torch.optim.SGD(make_net().parameters(), lr=0.1)
 
-    with pytest.raises(ValueError, match="none of the model's parameters"):
+    with raises(ValueError, "optimizer", "model"):
         fit(Elsewhere(Setting()), TempBalanceCallback(), epochs=1)
 
 
@@ -292,7 +293,7 @@ def test_a_schedule_that_lightning_steps_too_is_told():
         def plan(self, optimizer, scheduler):
             return [optimizer], [scheduler.schedule, scheduler]
 
-    with pytest.raises(RuntimeError, match="something else stepped the schedule"):
+    with raises(RuntimeError, "schedule", "restore()"):
         fit(Twice(Setting()), epochs=2)
 
 
@@ -301,10 +302,10 @@ def test_two_schedulers_of_one_optimizer_are_refused():
         def plan(self, optimizer, scheduler):
             return [optimizer], [scheduler, LambdaLR(optimizer, lambda _: 1.0)]
 
-    with pytest.raises(ValueError, match="2 schedulers"):
+    with raises(ValueError, "SGD", 2):
         fit(Two(Setting()), TempBalanceCallback(), epochs=1)
 
 
 def test_an_option_that_does_not_exist_is_refused_when_the_callback_is_built():
-    with pytest.raises(TypeError, match="intervall"):
+    with raises(TypeError, "'intervall'"):
         TempBalanceCallback(intervall=3)

@@ -10,6 +10,8 @@ import pytest
 
 from tests.integrations.contract import Setting, assert_same, plain_loop
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parent / "many_processes.py"
 
 

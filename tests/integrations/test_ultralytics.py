@@ -9,6 +9,7 @@ import torch
 
 import tempbalance
 from tempbalance.integrations.ultralytics import balance
+from tests.cases import assert_carries, raises
 from tests.integrations.contract import OPTIONS, assert_same, batches, loss_of, make_net, note_rates
 from tests.integrations.stand_ins import YoloTrainer, collector
 
@@ -117,8 +118,8 @@ def test_weights_move_as_in_an_optimizer_that_is_split_for_good():
 
 def test_the_table_is_told_at_the_end(caplog):
     with caplog.at_level(logging.INFO, logger="tempbalance"):
-        Watched().train()
-    assert "left out: first layer" in caplog.text
+        (watched := Watched()).train()
+    assert_carries(caplog.text, f"{watched.balance.scheduler.table()['3'].alpha:.3f}")
 
 
 def test_a_second_training_with_the_same_callbacks_starts_anew():
@@ -153,7 +154,7 @@ def test_the_callbacks_can_be_handed_to_another_process():
 
 
 def test_wrong_options_are_refused_at_once():
-    with pytest.raises(TypeError, match="no option 'epochs'"):
+    with raises(TypeError, "'epochs'"):
         balance(collector()[0], epochs=3)
-    with pytest.raises(ValueError, match="interval"):
+    with raises(ValueError, "interval", 0):
         balance(collector()[0], interval=0)

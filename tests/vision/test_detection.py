@@ -27,6 +27,8 @@ from tempbalance.runlog import RunFolder
 from tests.integrations.contract import assert_same, note_rates
 from tests.integrations.test_ultralytics import recomputed
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parent.parent.parent
 SETTINGS = {"device": "cpu", "precision": "32-true", "threads": 1, "log_every": 1, "tensorboard": False}
 STEPS_AN_EPOCH = 8
@@ -150,7 +152,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_epoch(data, cache, tmp_path
     said = io.StringIO()
     result = train(recipe, moved, cache, said=said)
     lines = RunFolder(moved).metrics
-    assert "going on after epoch" in said.getvalue()
+    assert "after epoch" in said.getvalue()  # not from the start
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
     assert lines[0] == before[0]  # the second may have been killed between its line and its checkpoint
     assert [line["lr_max"] for line in lines] == pytest.approx(

@@ -11,6 +11,7 @@ from timm.scheduler import CosineLRScheduler, PlateauLRScheduler, create_schedul
 
 import tempbalance
 from tempbalance.integrations.timm import BalancedSchedule
+from tests.cases import raises
 from tests.integrations.contract import Setting, make_net
 from tests.integrations.timm_contract import TimmContract
 
@@ -62,5 +63,5 @@ def test_layer_decay_and_warm_up_of_a_vision_transformer_are_multiplied_never_co
 def test_timms_plateau_is_refused():
     net = make_net()
     optimizer = torch.optim.SGD(tempbalance.param_groups(net), lr=0.1)
-    with pytest.raises(TypeError, match="PlateauLRScheduler goes on from the present rates"):
+    with raises(TypeError, "PlateauLRScheduler"):
         BalancedSchedule(PlateauLRScheduler(optimizer), net)

@@ -14,6 +14,8 @@ from tempbalance.integrations.ultralytics import balance
 from tests.integrations.contract import OPTIONS, assert_same, note_rates
 from tests.integrations.test_ultralytics import recomputed
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, STEPS_AN_EPOCH = 3, 4
 
 
