@@ -84,7 +84,12 @@ def their_rows(model: nn.Module) -> dict[str, tuple[float, float, str]]:
     return {row.longname: (row.alpha, row.D, row.status) for row in details.itertuples()}
 
 
-@pytest.mark.parametrize("name", MODELS)
+SLOW = ["vgg16 as initialised", "resnet18 trained", "vgg16 trained"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MODELS]
+)
 def test_alpha_and_ks_are_weightwatchers(name):
     model = MODELS[name]()
     theirs = their_rows(model)

@@ -273,8 +273,10 @@ def test_a_schedule_that_the_trainer_steps_by_its_type_is_refused(tmp_path, kind
 
 
 @pytest.mark.parametrize(
-    "kind", ["cosine", "constant_with_warmup", "cosine_with_restarts", "inverse_sqrt", "polynomial"]
-)
+    "kind",
+    ["cosine", *(pytest.param(kind, marks=pytest.mark.slow) for kind in
+                 ("constant_with_warmup", "cosine_with_restarts", "inverse_sqrt", "polynomial"))],
+)  # fmt: skip
 def test_the_trainers_other_schedules_are_wrapped_too(tmp_path, kind):
     noted, base = Rates(), Rates()
     build(tmp_path, setting_for(interval=3), Noting(noted), lr_scheduler_type=kind, max_steps=4).train()
