@@ -23,12 +23,12 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import tempbalance
-from tempbalance.core.assign import assign
-from tempbalance.core.spectrum import gram_matrices
-from tempbalance.core.tail import fit_tail
 from tempbalance.lab.data import load_data
 from tempbalance.lab.networks import build_network
-from tempbalance.scoring import ends
+from tempbalance.ranking.assign import assign
+from tempbalance.ranking.scoring import ends
+from tempbalance.spectral.eigenvalues import gram_matrices
+from tempbalance.spectral.tail import fit_tail
 
 Network = dict[str, list[Tensor]]  # the parts of each layer, each a stack of slices
 Way = Callable[[Tensor], float]  # slices to alpha

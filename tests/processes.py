@@ -31,12 +31,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ExponentialLR
 
-import tempbalance.budget
-import tempbalance.distributed
-import tempbalance.scoring
+import tempbalance.execution.budget
+import tempbalance.execution.distributed
+import tempbalance.ranking.scoring
 from tempbalance import TempBalance, find_layers, param_groups, split_param_groups
-from tempbalance.ranks import Ranks
-from tempbalance.sharded import Sharded
+from tempbalance.execution.distributed import Ranks
+from tempbalance.model.sharded import Sharded
 from tests.cases import mlp, train_step
 
 SIZES = (64, 96, 80, 72, 88, 104, 68, 60)
@@ -128,7 +128,7 @@ def ddp():
 def shares_of_the_work():
     """What is solved here, and what is sent."""
     sent, solved = [], []
-    gather_objects, spectra = dist.all_gather_object, tempbalance.scoring.spectra
+    gather_objects, spectra = dist.all_gather_object, tempbalance.ranking.scoring.spectra
 
     def noted_gather(found, value, *args, **kwargs):
         sent.append((len(pickle.dumps(value)), kinds(value)))
@@ -141,7 +141,7 @@ def shares_of_the_work():
 
     with (
         patch.object(dist, "all_gather_object", noted_gather),
-        patch.object(tempbalance.scoring, "spectra", noted_spectra),
+        patch.object(tempbalance.ranking.scoring, "spectra", noted_spectra),
     ):
         balanced(deep_mlp())
     return {"bytes": [size for size, _ in sent], "kinds": sorted(set.union(*(each for _, each in sent))),
@@ -445,7 +445,7 @@ class Clock:
 
     def solve(self, jobs, *args, **kwargs) -> None:
         self.now += self.pace * sum(job.cost for job in jobs)
-        tempbalance.scoring.solve(jobs, *args, **kwargs)
+        tempbalance.ranking.scoring.solve(jobs, *args, **kwargs)
 
     def exchange(self, ranks, call, work, exchange=Ranks.exchange):
         self.asked += call.endswith("budget")
@@ -456,8 +456,8 @@ def run_with(clock, model, *, num_steps=NUM_STEPS, **options):
     """What is found with a clock of one's own, how old scores are after each step, and how often rank 0 was asked."""
     records, ages = [], []
     with (
-        patch.object(tempbalance.budget, "clock", clock),
-        patch.object(tempbalance.distributed, "solve", clock.solve),
+        patch.object(tempbalance.execution.budget, "clock", clock),
+        patch.object(tempbalance.execution.distributed, "solve", clock.solve),
         patch.object(Ranks, "exchange", lambda *given: clock.exchange(*given)),
     ):
         optimizer, scheduler = balanced(model, **options)

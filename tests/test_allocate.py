@@ -18,7 +18,7 @@ import tempbalance
 from tempbalance.allocate import allocate
 from tempbalance.cli import app
 from tempbalance.diagnosis import diagnose
-from tempbalance.table import LayerRow, LayerTable, PartRow
+from tempbalance.ranking.table import LayerRow, LayerTable, PartRow
 from tests.cases import assert_bad_usage, assert_carries, mlp, raises
 from tests.hostile import build_case
 

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from tempbalance.cli import app
-from tempbalance.core.random_alpha import random_alpha
 from tempbalance.diagnosis import diagnose
+from tempbalance.spectral.random_matrix import random_alpha
 from tests.cases import assert_bad_usage
 from tests.test_diagnose import heavy
 

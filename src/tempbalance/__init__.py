@@ -1,6 +1,6 @@
-"""Train each layer of a neural network at the temperature that its own weight spectrum asks for.
+"""Train each layer of a neural network at a learning rate set by its weight spectrum.
 
-Names are loaded when they are first used: importing the package costs nothing.
+Names are loaded on first use: a bare import loads nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -9,60 +9,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tempbalance.core.assign import assign
-    from tempbalance.core.score import compute_score
-    from tempbalance.core.spectrum import spectrum
-    from tempbalance.core.tail import TailFit, fit_tail
-    from tempbalance.diagnosis import diagnose
-    from tempbalance.errors import CheckpointError, ScoreError, TailError, TempBalanceError, WeightError
-    from tempbalance.groups import param_groups, split_param_groups
-    from tempbalance.layers import Layer, find_layers
-    from tempbalance.scheduler import TempBalance
-    from tempbalance.table import LayerRow, LayerTable
+    from tempbalance.diagnosis import diagnose as diagnose
+    from tempbalance.errors import CheckpointError as CheckpointError
+    from tempbalance.errors import ScoreError as ScoreError
+    from tempbalance.errors import TailError as TailError
+    from tempbalance.errors import TempBalanceError as TempBalanceError
+    from tempbalance.errors import WeightError as WeightError
+    from tempbalance.model.layers import Layer as Layer
+    from tempbalance.model.layers import find_layers as find_layers
+    from tempbalance.optim.param_groups import param_groups as param_groups
+    from tempbalance.optim.param_groups import split_param_groups as split_param_groups
+    from tempbalance.optim.scheduler import TempBalance as TempBalance
+    from tempbalance.ranking.assign import assign as assign
+    from tempbalance.ranking.table import LayerRow as LayerRow
+    from tempbalance.ranking.table import LayerTable as LayerTable
+    from tempbalance.spectral.eigenvalues import spectrum as spectrum
+    from tempbalance.spectral.score import compute_score as compute_score
+    from tempbalance.spectral.tail import TailFit as TailFit
+    from tempbalance.spectral.tail import fit_tail as fit_tail
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "CheckpointError": "errors",
-    "Layer": "layers",
-    "LayerRow": "table",
-    "LayerTable": "table",
+    "Layer": "model.layers",
+    "LayerRow": "ranking.table",
+    "LayerTable": "ranking.table",
     "ScoreError": "errors",
     "TailError": "errors",
-    "TailFit": "core.tail",
-    "TempBalance": "scheduler",
+    "TailFit": "spectral.tail",
+    "TempBalance": "optim.scheduler",
     "TempBalanceError": "errors",
     "WeightError": "errors",
-    "assign": "core.assign",
-    "compute_score": "core.score",
+    "assign": "ranking.assign",
+    "compute_score": "spectral.score",
     "diagnose": "diagnosis",
-    "find_layers": "layers",
-    "fit_tail": "core.tail",
-    "param_groups": "groups",
-    "spectrum": "core.spectrum",
-    "split_param_groups": "groups",
+    "find_layers": "model.layers",
+    "fit_tail": "spectral.tail",
+    "param_groups": "optim.param_groups",
+    "spectrum": "spectral.eigenvalues",
+    "split_param_groups": "optim.param_groups",
 }
 
-__all__ = [
-    "CheckpointError",
-    "Layer",
-    "LayerRow",
-    "LayerTable",
-    "ScoreError",
-    "TailError",
-    "TailFit",
-    "TempBalance",
-    "TempBalanceError",
-    "WeightError",
-    "assign",
-    "compute_score",
-    "diagnose",
-    "find_layers",
-    "fit_tail",
-    "param_groups",
-    "spectrum",
-    "split_param_groups",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tempbalance.diagnosis import Diagnosis
-from tempbalance.layers import Layer
+from tempbalance.model.layers import Layer
 
 
 @dataclass(frozen=True)

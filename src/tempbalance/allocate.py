@@ -11,8 +11,8 @@ from fractions import Fraction
 from statistics import fmean
 from typing import Any, Literal, get_args
 
-from tempbalance.comparing import Comparing, GroupFunction, unit_of
-from tempbalance.table import LayerRow, LayerTable
+from tempbalance.ranking.compare import Comparing, GroupFunction, unit_of
+from tempbalance.ranking.table import LayerRow, LayerTable
 
 Target = Literal["sparsity", "lora-rank"]
 TARGETS: tuple[str, ...] = get_args(Target)

@@ -17,8 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tempbalance.core.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
-from tempbalance.layers import Layer, is_bias, is_embedding_name, mark_tied
+from tempbalance.model.layers import Layer, is_bias, is_embedding_name, mark_tied
+from tempbalance.spectral.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
 from tempbalance.stored.tensors import StoredTensor
 
 _EMBEDDER = re.compile(r"emb(ed|eds|edding|eddings|edder)?(_|$)|^(wte|wpe|shared|tok|tokens?|pos|positions?)$|_bias$")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tempbalance.ranking.table import DiagnosisRow
 from tempbalance.report.text import number, shown
-from tempbalance.table import DiagnosisRow
 
 _COLUMNS = {  # heading of the table: attribute of the row
     "layer": "name",

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempbalance.core.marchenko_pastur import count_beyond_shuffled, random_edge
-from tempbalance.core.matrices import Part
-from tempbalance.core.score import NEEDS_FIT, ScoreName, compute_score
-from tempbalance.core.spectrum import Call, Spectrum, side_by_side
 from tempbalance.errors import ScoreError, TempBalanceError
 from tempbalance.infer import Inferred
-from tempbalance.layers import Layer
-from tempbalance.scoring import Job, Scoring, jobs_of, make_row, solve
-from tempbalance.table import DiagnosisRow
+from tempbalance.model.layers import Layer
+from tempbalance.ranking.scoring import Job, Scoring, jobs_of, make_row, solve
+from tempbalance.ranking.table import DiagnosisRow
+from tempbalance.spectral.eigenvalues import Call, Spectrum, side_by_side
+from tempbalance.spectral.matrices import Part
+from tempbalance.spectral.random_matrix import count_beyond_shuffled, random_edge
+from tempbalance.spectral.score import NEEDS_FIT, ScoreName, compute_score
 
 MIN_ADAPTER_EIGENVALUES = 8  # a product of LoRA factors has r eigenvalues, and r is rarely as large as 50
 # Bytes of weights, copies and Gram matrices under way at a time, beside twice the largest weight: with torch itself,

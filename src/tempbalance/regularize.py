@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from torch.nn.parameter import Parameter, is_lazy
 
 from tempbalance.errors import WeightError
-from tempbalance.wrappers import unwrap
+from tempbalance.model.sharded import unwrap
 
 
 class SpectralNormRegularizer:

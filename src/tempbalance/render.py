@@ -12,8 +12,8 @@ from typing import Any, Literal
 from tempbalance.against import movements, to_dict
 from tempbalance.diagnosis import Diagnosis, TensorNote
 from tempbalance.layout import aligned, cell, layer_text
+from tempbalance.ranking.table import DiagnosisRow
 from tempbalance.report.text import number, shown
-from tempbalance.table import DiagnosisRow
 
 Format = Literal["table", "json", "csv"]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
-from tempbalance.table import DiagnosisRow
+from tempbalance.ranking.table import DiagnosisRow
 
 # Martin and Mahoney's theory of heavy-tailed self-regularisation, for thresholds found by goodness of fit
 OVER_TRAINED, UNDER_TRAINED = 2.0, 6.0

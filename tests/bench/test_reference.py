@@ -5,9 +5,9 @@ import torch
 
 from tempbalance.bench.contestants import TAILS, make_subject
 from tempbalance.bench.reference import reference_alpha, reference_alphas, reference_spectrum
-from tempbalance.layers import find_layers
-from tempbalance.scoring import Scoring, score_layers
-from tests.core.reference import hill_alpha, random_spectrum, search, search_peak, svd_spectrum, to_tensor
+from tempbalance.model.layers import find_layers
+from tempbalance.ranking.scoring import Scoring, score_layers
+from tests.spectral.reference import hill_alpha, random_spectrum, search, search_peak, svd_spectrum, to_tensor
 
 
 @pytest.mark.parametrize("shape", [(40, 30), (20, 30, 3, 3), (30, 20, 5)])

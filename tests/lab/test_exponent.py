@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from tempbalance.core.tail import fit_hill
 from tempbalance.lab.paper.statements import paper_statements
 from tempbalance.lab.point import PRESETS
 from tempbalance.lab.studies.exponent import STUDY, fit_exponents, power_law
 from tempbalance.lab.study import find_study
 from tempbalance.report.study_exponent import ExponentFit, exponent_chart
+from tempbalance.spectral.tail import fit_hill
 from tests.cases import raises
 
 

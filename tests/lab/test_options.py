@@ -5,13 +5,13 @@ from typing import get_args
 
 import pytest
 
-from tempbalance.core.assign import AssignmentName
-from tempbalance.core.score import ScoreName
-from tempbalance.core.tail import TailName
 from tempbalance.lab import flags
 from tempbalance.lab.options import ASSIGNMENTS, SCORES, TAILS, check_dataset
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.task import read_recipe
+from tempbalance.ranking.assign import AssignmentName
+from tempbalance.spectral.score import ScoreName
+from tempbalance.spectral.tail import TailName
 from tests.cases import raises
 
 

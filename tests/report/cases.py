@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
+from tempbalance.ranking.table import DiagnosisRow, PartRow
 from tempbalance.runlog import RunFolder
-from tempbalance.table import DiagnosisRow, PartRow
 
 HOSTILE = [
     "<script>window.pwned=1</script>",

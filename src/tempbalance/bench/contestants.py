@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 
 from tempbalance.bench.networks import NETWORKS, build_model
 from tempbalance.bench.reference import reference_alpha, reference_spectrum
-from tempbalance.core.tail import TailName
-from tempbalance.layers import Layer, find_layers
-from tempbalance.scoring import Scoring, plan_layers, score_layers
+from tempbalance.model.layers import Layer, find_layers
+from tempbalance.ranking.scoring import Scoring, plan_layers, score_layers
+from tempbalance.spectral.tail import TailName
 
 TAILS: tuple[TailName, ...] = get_args(TailName)
 WEIGHTWATCHER, STEP = "WeightWatcher", "training step"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tempbalance.core.tail import TailName
+from tempbalance.spectral.tail import TailName
 
 
 def reference_spectrum(weight: Tensor) -> Tensor:

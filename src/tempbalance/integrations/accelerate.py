@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.scheduler import AcceleratedScheduler
 from torch.optim.lr_scheduler import LambdaLR
 
-from tempbalance.scheduler import TempBalance
+from tempbalance.optim.scheduler import TempBalance
 
 
 def prepare_scheduler(accelerator: Accelerator, scheduler: TempBalance) -> BalancedScheduler:

@@ -14,10 +14,10 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
-from tempbalance.groups import LABEL, split_param_groups
 from tempbalance.integrations.logs import MAX_LAYERS, LayerLog, table_text
 from tempbalance.integrations.options import check_options
-from tempbalance.scheduler import TempBalance
+from tempbalance.optim.param_groups import LABEL, split_param_groups
+from tempbalance.optim.scheduler import TempBalance
 
 _log = logging.getLogger("tempbalance")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tempbalance.groups import LABEL
-from tempbalance.scheduler import TempBalance
-from tempbalance.table import LayerRow
+from tempbalance.optim.param_groups import LABEL
+from tempbalance.optim.scheduler import TempBalance
+from tempbalance.ranking.table import LayerRow
 
 MAX_LAYERS = 64
 

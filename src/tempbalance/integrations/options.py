@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from tempbalance.scheduler import TempBalance
+from tempbalance.optim.scheduler import TempBalance
 
 
 def check_options(

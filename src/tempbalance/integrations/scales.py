@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tempbalance.groups import LABEL
-from tempbalance.scheduler import TempBalance
+from tempbalance.optim.param_groups import LABEL
+from tempbalance.optim.scheduler import TempBalance
 
 # options of TempBalance that go by its own calls of `step`, by its own state or by its own optimizer's groups, none of
 # which a trainer has that keeps its rates to itself

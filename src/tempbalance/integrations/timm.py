@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from tempbalance.groups import LABEL
 from tempbalance.integrations.options import check_options
 from tempbalance.integrations.scales import TAKES_TIME, scales_alone
-from tempbalance.scoring import check_count
+from tempbalance.optim.param_groups import LABEL
+from tempbalance.ranking.scoring import check_count
 
 _FIELD, _OWN = "lr_scale", "lr_scale_without_balance"
 

@@ -18,11 +18,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer import SCHEDULER_NAME
 
-from tempbalance.groups import split_param_groups
 from tempbalance.integrations.logs import MAX_LAYERS, LayerLog, table_text
 from tempbalance.integrations.options import check_options
-from tempbalance.scheduler import TempBalance
-from tempbalance.states import is_state
+from tempbalance.optim.param_groups import split_param_groups
+from tempbalance.optim.scheduler import TempBalance
+from tempbalance.optim.state import is_state
 
 _log = logging.getLogger("tempbalance")
 

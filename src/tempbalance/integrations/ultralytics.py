@@ -12,11 +12,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from tempbalance.groups import LABEL, param_groups
 from tempbalance.integrations.options import check_options
 from tempbalance.integrations.scales import TAKES_TIME, scales_alone
-from tempbalance.scheduler import TempBalance
-from tempbalance.scoring import check_count
+from tempbalance.optim.param_groups import LABEL, param_groups
+from tempbalance.optim.scheduler import TempBalance
+from tempbalance.ranking.scoring import check_count
 
 _log = logging.getLogger("tempbalance")
 

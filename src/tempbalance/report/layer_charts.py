@@ -7,11 +7,11 @@ from typing import Any
 
 import altair as alt
 
+from tempbalance.ranking.table import DiagnosisRow, PartRow
 from tempbalance.report.histogram import drawn, spectrum_datum
 from tempbalance.report.look import DATA, FAINT, chooser, finish, names_param
 from tempbalance.report.spectrum_chart import spectrum_chart
 from tempbalance.report.text import finite, short, shown
-from tempbalance.table import DiagnosisRow, PartRow
 
 # a colour and a shape for each verdict; the ones beside the other layers look like those on their own
 _OVER, _WELL, _UNDER, _RANDOM = (

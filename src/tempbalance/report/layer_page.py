@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from tempbalance.ranking.table import DiagnosisRow, PartRow
 from tempbalance.report.layer_charts import diagnosis_charts, look_of, marked_alphas, spectrum_numbers
 from tempbalance.report.page import Column, cell, document, facts, figure, section, table
 from tempbalance.report.text import named, shown
-from tempbalance.table import DiagnosisRow, PartRow
 
 _COLUMNS = (
     Column("#", "Place in the model"),

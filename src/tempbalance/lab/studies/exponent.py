@@ -30,8 +30,8 @@ def fit_exponents() -> list[ExponentFit]:
     """Alpha for each size and exponent of the paper."""
     import torch
 
-    from tempbalance.core.tail import fit_tail
     from tempbalance.report.study_exponent import ExponentFit
+    from tempbalance.spectral.tail import fit_tail
 
     said = paper_statements()
     return [

@@ -1,1 +1,0 @@
-"""Tensors in, numbers out: no ``torch.nn``, no ``torch.optim``, no files."""

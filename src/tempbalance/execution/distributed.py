@@ -1,0 +1,386 @@
+"""One scoring by all processes together: the spectra are shared out by cost, and only fits and scores travel.
+
+Every process knows all layers by name and shape. Where each holds all weights, it solves its share of them. Where
+weights are sharded, they are gathered one after the other, and a process keeps those of its share until they are
+solved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tempbalance.errors import ScoreError, TailError, TempBalanceError, WeightError
+from tempbalance.model.layers import Layer
+from tempbalance.ranking.scoring import Job, Scoring, naming, plan_layers, solve
+from tempbalance.ranking.table import LayerRow
+from tempbalance.spectral.eigenvalues import check_weight
+from tempbalance.spectral.tail import TailFit
+
+T = TypeVar("T")
+Told = tuple[str, str]  # an error's type and sentence
+_KNOWN: tuple[type[Exception], ...] = (
+    ScoreError, TailError, TempBalanceError, WeightError, RuntimeError, TypeError, ValueError
+)  # fmt: skip
+
+
+class Team:
+    """A process group as an option that can be copied: a copy is in the same group."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Team:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError("a TempBalance with a process group as share cannot be pickled: save its state_dict()")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that share the work.
+
+    Attributes:
+        rank: Which one it is.
+        size: How many there are.
+        group: Their process group, ``None`` for torch's default one.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+
+    def exchange(self, call: str, work: Callable[[], T]) -> list[T]:
+        """What each process' work gives, in the order of their ranks.
+
+        Args:
+            call: What the processes are doing, which has to be the same on all.
+            work: Gives plain values; an error in it is raised on every process.
+
+        Raises:
+            RuntimeError: If the processes do different things, or one has an error of a type unknown here.
+            Exception: The error of the first process that has one.
+        """
+        if self.size == 1:
+            return [work()]
+        value, caught = None, None
+        try:
+            value = work()
+        except Exception as err:
+            caught = err
+        told: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(told, (call, caught and describe(caught), value), group=self.group)
+        check_equal([call for call, _, _ in told], "the processes must make the same calls in the same order")
+        for rank, (_, error, _) in enumerate(told):
+            if error is not None:
+                raise caught if rank == self.rank and caught is not None else rebuild(error)
+        return [value for _, _, value in told]
+
+
+def find_ranks(share: bool | Team) -> Ranks:
+    """The processes that there are now; alone if nothing is to be shared or torch.distributed is not in use."""
+    distributed = torch.distributed
+    if share is False or not distributed.is_available() or not distributed.is_initialized():
+        return Ranks()
+    group = share.group if isinstance(share, Team) else None
+    return Ranks(distributed.get_rank(group), distributed.get_world_size(group), group)
+
+
+def check_share(share: Any) -> bool | Team:
+    """The option ``share``, checked.
+
+    Raises:
+        TypeError: If it is neither a bool nor a process group.
+        ValueError: If it is a group that this process is not in.
+    """
+    if isinstance(share, bool | Team):
+        return share
+    distributed = torch.distributed
+    if not distributed.is_available():
+        raise TypeError(f"share must be True or False, got {share!r}")
+    if share is distributed.GroupMember.NON_GROUP_MEMBER or (
+        isinstance(share, distributed.ProcessGroup) and distributed.get_rank(share) < 0
+    ):
+        raise ValueError("share must be a process group that this process is in")
+    if not isinstance(share, distributed.ProcessGroup):
+        raise TypeError(f"share must be True, False or a process group, got {share!r}")
+    return Team(share)
+
+
+def share_out(costs: Sequence[int], num_ranks: int) -> list[int]:
+    """Who does which job: the longest first, each to the rank that has least to do so far.
+
+    Example:
+        >>> share_out([1, 5, 3, 3], 2)
+        [0, 0, 1, 1]
+    """
+    loads = [(0, rank) for rank in range(num_ranks)]
+    owners = [0] * len(costs)
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        load, owners[index] = loads[0]
+        heapq.heapreplace(loads, (load + costs[index], owners[index]))
+    return owners
+
+
+def check_equal(values: Sequence[str], rule: str) -> None:
+    """Refuse values that are not those of rank 0.
+
+    Raises:
+        RuntimeError: If one is different.
+    """
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            raise RuntimeError(f"{rule}: rank 0 has {values[0]}, rank {rank} has {value}")
+
+
+def describe(error: Exception) -> Told:
+    """An error as plain strings."""
+    return type(error).__name__, str(error)
+
+
+def rebuild(told: Told) -> Exception:
+    """The error again; one of a type that is not known here is a RuntimeError with its name."""
+    name, sentence = told
+    kind = {each.__name__: each for each in _KNOWN}.get(name)
+    return kind(sentence) if kind is not None else RuntimeError(f"{name}: {sentence}")
+
+
+# Replicas may drift apart by rounding; the sums of two unrelated weights differ by about their norm.
+_DRIFT = 1e-3
+_SAME = "the processes must hold the same model with the same options (share=False lets each score its own)"
+
+Choose = Callable[[Sequence[Layer], Mapping[str, int]], list[str]]
+_Sums = tuple[float, float]  # of a weight's entries, and their norm
+_Result = tuple[str, int, str, float | None, tuple[float, float, float, int] | None]
+
+
+class SharedScoring:
+    """A scoring that is planned and agreed upon; `rows` works it out.
+
+    Args:
+        find: Gives the model's layers.
+        scoring: How they are scored.
+        ranks: Who takes part.
+        call: What calls for it, which has to be the same on all.
+        options: What else has to be the same on all.
+        choose: Which layers are solved, given those that can be and their costs; rank 0 is asked. Without it, all are.
+
+    Attributes:
+        costs: Of the layers that can be solved, by their names.
+
+    Raises:
+        RuntimeError: If the processes do not hold the same model or options, or make different calls.
+        WeightError: If a weight is not the same on all, or has no spectrum.
+        ValueError: If a pattern of ``fused`` matches no layer.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], list[Layer]],
+        scoring: Scoring,
+        ranks: Ranks,
+        *,
+        call: str,
+        options: Mapping[str, Any],
+        choose: Choose | None = None,
+    ) -> None:
+        self.scoring, self.ranks, self.call = scoring, ranks, call
+        told = ranks.exchange(f"{call}, plan", partial(self._plan, find, options, choose))
+        if len({digest for digest, *_ in told}) > 1:
+            for lines in zip_longest(*ranks.exchange(f"{call}, lines", lambda: self.lines), fillvalue="nothing more"):
+                check_equal(lines, _SAME)
+        all_sums = [sums for _, sums, _ in told]
+        if choose is not None:
+            chosen = set(told[0][2])
+            self._take(name for name in self.costs if name in chosen)
+            all_sums = ranks.exchange(f"{call}, weights", self._sums) if self.jobs else []
+        for layer, *sums in zip(self.replicas, *all_sums, strict=True):
+            with naming(layer):
+                _check_replicas(sums)
+
+    def rows(self, solve_mine: Callable[[], None] | None = None, *, earlier: Sequence[LayerRow] = ()) -> list[LayerRow]:
+        """A row for each layer, the same on every process.
+
+        Args:
+            solve_mine: Solves this process' share; without it, that is done now.
+            earlier: The rows of layers that could be solved and were not chosen.
+
+        Raises:
+            TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
+        """
+        told = self.ranks.exchange(f"{self.call}, results", partial(self._results, solve_mine or self._solve))
+        for name, index, reason, score, fit in (result for results in told for result in results):
+            job = self.plan.jobs[name][index]
+            job.reason, job.score, job.fit = reason, score, TailFit(*fit) if fit is not None else None
+        kept = {row.name: row for row in earlier if row.name in self.costs and row.name not in self.jobs}
+        return [kept.get(row.name, row) for row in self.plan.rows()]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes hold parts of weights, so that none can score the model alone."""
+        return self.ranks.size > 1 and any(layer.sharded for layer in self.layers)
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """The weights as they are now, on the CPU, by layer; of sharded ones those that this process solves.
+
+        Raises:
+            WeightError: If a weight has no spectrum; it names the layer.
+        """
+        copies = {}
+        for layer in self.layers:
+            with naming(layer):
+                weight = layer.gather() if layer.sharded else layer.weight()
+                check_weight(weight)
+                if not layer.sharded or self._is_mine(layer):
+                    copies[layer.name] = weight.to("cpu", copy=True)
+                del weight
+        return copies
+
+    def solve_copies(self, load: Callable[[Layer], Tensor], *, mine: bool, double: bool) -> None:
+        """Solve this process' share, beside whatever else the process is doing, or that of the others.
+
+        Args:
+            load: Gives the copy of a layer's weight.
+            mine: Whose share.
+            double: Work in float64 from the start.
+        """
+        layers = [layer for layer in self.layers if self._is_mine(layer) is mine]
+        jobs = [job for layer in layers for job in self.jobs[layer.name]]
+        solve(jobs, self.scoring, load=load, beside=mine, double=double)
+
+    def _plan(
+        self, find: Callable[[], list[Layer]], options: Mapping[str, Any], choose: Choose | None
+    ) -> tuple[str, list[_Sums], list[str]]:
+        """Find out what there is to do; gives what the processes have to agree about, and what is chosen."""
+        self.plan = plan = plan_layers(find(), self.scoring)
+        costs = {name: sum(job.cost for job in each if not job.reason) for name, each in plan.jobs.items()}
+        self.costs = {name: cost for name, cost in costs.items() if cost}
+        self._take(self.costs)
+        for layer in self.layers:
+            for each in layer.sharded:
+                with naming(layer):
+                    check_weight(each.stand_in())
+        self.lines = [f"option {name} {value}" for name, value in options.items()]
+        for layer in plan.layers:
+            kind = plan.reasons[layer.name] or ("sharded" if layer.sharded else "whole")
+            self.lines.append(f"layer {layer.name!r}, weight {layer.shape}, {kind}")
+        digest = hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+        if choose is None:
+            return digest, self._sums(), []
+        return digest, [], choose(self.layers, self.costs) if self.ranks.rank == 0 else []
+
+    def _take(self, names: Iterable[str]) -> None:
+        """Settle which layers are solved, and who solves them."""
+        costs = {name: self.costs[name] for name in names}
+        jobs = {name: [job for job in self.plan.jobs[name] if not job.reason] for name in costs}
+        self.jobs = {name: jobs[name] for name in sorted(costs, key=lambda name: -costs[name])}
+        self.owner = dict(zip(costs, share_out(list(costs.values()), self.ranks.size), strict=True))
+        whole = [layer for layer in self.layers if not layer.sharded and self.ranks.size > 1]
+        self.replicas = [layer for layer in whole for _ in layer.parameters]
+
+    def _sums(self) -> list[_Sums]:
+        return [_sums(each) for layer in dict.fromkeys(self.replicas) for each in layer.parameters]
+
+    @property
+    def layers(self) -> list[Layer]:
+        """Those that are solved, the most expensive first."""
+        return [jobs[0].layer for jobs in self.jobs.values()]
+
+    def _is_mine(self, layer: Layer) -> bool:
+        return self.owner[layer.name] == self.ranks.rank
+
+    def _my_jobs(self, layers: list[Layer]) -> list[Job]:
+        return [job for layer in layers if self._is_mine(layer) for job in self.jobs[layer.name]]
+
+    def _results(self, solve_mine: Callable[[], None]) -> list[_Result]:
+        solve_mine()
+        return [_result(job) for job in self._my_jobs(self.layers)]
+
+    def _solve(self) -> None:
+        """Solve this process' share; it takes part in gathering to the end, whatever fails."""
+        failed: Exception | None = None
+        for layers in self._rounds():
+            failed = self._solve_round(layers, failed)
+        if failed is not None:
+            raise failed
+
+    def _solve_round(self, layers: list[Layer], failed: Exception | None) -> Exception | None:
+        held = self._gather(layers)
+        if failed is not None:
+            return failed
+        try:
+            solve(self._my_jobs(layers), self.scoring, load=partial(_load, held))
+        except Exception as err:
+            return err
+        return None
+
+    def _rounds(self) -> Iterator[list[Layer]]:
+        """Layers that are solved at a time: so many that no process holds more gathered ones than the largest takes."""
+        layers = self.layers
+        most = max(map(_num_gathered, layers), default=0)
+        held = [0] * self.ranks.size
+        together: list[Layer] = []
+        for layer in layers:
+            owner, size = self.owner[layer.name], _num_gathered(layer)
+            if held[owner] + size > most:
+                yield together
+                held, together = [0] * self.ranks.size, []
+            held[owner] += size
+            together.append(layer)
+        yield together
+
+    def _gather(self, layers: list[Layer]) -> dict[str, Tensor]:
+        """Take part in gathering the sharded ones among layers, and keep what this process solves."""
+        held = {}
+        for layer in layers:
+            if layer.sharded:
+                whole = layer.gather()
+                if self._is_mine(layer):
+                    held[layer.name] = whole
+                del whole
+        return held
+
+
+def _load(held: Mapping[str, Tensor], layer: Layer) -> Tensor:
+    return held[layer.name] if layer.name in held else layer.weight()
+
+
+def _num_gathered(layer: Layer) -> int:
+    """Bytes of its parameters that have to be gathered."""
+    return sum(each.shape.numel() * each.parameter.dtype.itemsize for each in layer.sharded)
+
+
+def _result(job: Job) -> _Result:
+    fit = job.fit
+    numbers = None if fit is None else (float(fit.alpha), float(fit.xmin), float(fit.ks), int(fit.num_tail))
+    return job.layer.name, job.index, job.reason, job.score, numbers
+
+
+def _sums(weight: Tensor) -> _Sums:
+    """By which two weights of one shape can be told apart; nothing of one that is going to be refused."""
+    if weight.is_meta or weight.layout != torch.strided or not weight.is_floating_point():
+        return 0.0, 0.0
+    weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    return float(weight.sum()), float(torch.linalg.vector_norm(weight))
+
+
+def _check_replicas(sums: Sequence[_Sums]) -> None:
+    """Refuse weights that are different on different processes, or bad on some of them."""
+    is_bad = [not math.isfinite(norm) for _, norm in sums]
+    if any(is_bad) and not all(is_bad):  # on all, it is for the one that solves it to tell
+        ranks = [rank for rank, bad in enumerate(is_bad) if bad]
+        raise WeightError(f"must be finite, has an entry that is NaN or infinite on ranks {ranks}")
+    for rank, (total, norm) in enumerate(sums):
+        if abs(total - sums[0][0]) > _DRIFT * max(norm, sums[0][1]):
+            where = f"the entries add up to {sums[0][0]:.6g} on rank 0, to {total:.6g} on rank {rank}"
+            raise WeightError(f"{_SAME}: {where}")

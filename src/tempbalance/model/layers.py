@@ -1,0 +1,361 @@
+"""A model's layers: the weights that are scored, and the parameters that follow them.
+
+Names are those of the bare model, in the order in which its modules are registered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter, is_lazy
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from tempbalance.errors import WeightError
+from tempbalance.model.lora import base_of, has_lora, is_conv1d, merged_weight
+from tempbalance.model.sharded import Sharded, find_sharded, replaced, unwrap
+from tempbalance.spectral.matrices import Cut, cut_convolution, cut_fused, cut_matrix, cut_stack
+
+_BIAS = re.compile(r"(^|_)bias")
+_EMBEDDING = re.compile(r"(^|_)(pos|position|positional|cls|class|tokens?|embed|embeds|embeddings?)(_|$)")
+_GATES = ((nn.LSTM | nn.LSTMCell, "ifgo"), (nn.GRU | nn.GRUCell, "rzn"))
+
+
+@dataclass(eq=False)
+class Layer:
+    """A named weight with the parameters that train at its rate.
+
+    Attributes:
+        name: The module's name in the bare model, or the parameter's where a module has several weights.
+        shape: Of the weight; empty while it is lazy.
+        load: Gives the weight as it is now; under LoRA, pruning or a parametrization, as it is applied.
+        parameters: What the weight is made of.
+        followers: Biases, and the normalisation that the layer feeds.
+        cut: Cuts the weight into parts.
+        out_dim: Which dimension of the weight is its output, for cutting a fused one.
+        widths: The numbers of outputs by which a following normalisation is recognised.
+        left_out: Why the weight is never scored (an embedding, tied to another layer); empty if it can be.
+        bare: Whether it is a parameter of a module of no known kind.
+        sharded: Those of its parameters of which this process holds a part only.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    load: Callable[[], Tensor] = field(repr=False)
+    parameters: list[Parameter] = field(repr=False)
+    cut: Cut = field(repr=False)
+    out_dim: int = 0
+    widths: tuple[int, ...] = ()
+    followers: list[Parameter] = field(default_factory=list, repr=False)
+    left_out: str = ""
+    bare: bool = False
+    sharded: list[Sharded] = field(default_factory=list, repr=False)
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether the layer looks tokens or positions up."""
+        return self.left_out.startswith("embedding")
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nothing of the weight is trained."""
+        return not any(parameter.requires_grad for parameter in self.parameters)
+
+    def weight(self) -> Tensor:
+        """The weight as it is now, without its graph.
+
+        Raises:
+            WeightError: If the weight is lazy and not initialised, or sharded over processes.
+        """
+        if self.sharded:
+            raise WeightError("must be whole, is sharded over processes")
+        if any(is_lazy(parameter) for parameter in self.parameters):
+            raise WeightError("is not initialised yet: run the model once on a batch first")
+        return self.load().detach()
+
+    def gather(self) -> Tensor:
+        """The weight as it is now; if it is sharded, all processes that hold a part have to call this together."""
+        with replaced(self.sharded, Sharded.gather):
+            return self.load().detach()
+
+
+@dataclass(eq=False)
+class _Norm:
+    name: str
+    parameters: list[Parameter]
+    widths: set[int]
+
+
+def find_layers(model: nn.Module) -> list[Layer]:
+    """The layers of a model, in the order its modules are registered.
+
+    Layers are Linear, convolutions (transposed, grouped and depthwise ones too), recurrent and attention weights, the
+    ``Conv1D`` of GPT-2, stacked experts, and any other parameter of two or more dimensions; embeddings, and weights
+    tied to an earlier layer's, are listed with the reason why they are left out.
+
+    Args:
+        model: Any module; wrappers such as DataParallel, DDP and torch.compile are looked through. Sharded weights
+            (FSDP, tensor parallel) have the shapes of whole ones; nothing is gathered.
+
+    Raises:
+        TypeError: If the model is no module.
+        ValueError: If it is FullyShardedDataParallel without ``use_orig_params=True``.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    sharded = find_sharded(model)
+    with replaced(sharded, Sharded.stand_in) as stands_for:
+        found = list(_visit("", model, set()))
+        _attach_norms(found)
+    layers = [each for each in found if isinstance(each, Layer)]
+    if sharded:
+        _put_back(layers, sharded, stands_for)
+    mark_tied(layers, [frozenset(layer.parameters) for layer in layers])
+    return layers
+
+
+def _put_back(layers: list[Layer], sharded: list[Sharded], stands_for: dict[Parameter, Parameter]) -> None:
+    """Give layers the parameters that modules and optimizers hold."""
+    for layer in layers:
+        layer.parameters = [stands_for.get(each, each) for each in layer.parameters]
+        layer.followers = [stands_for.get(each, each) for each in layer.followers]
+        made_of = set(layer.parameters)
+        layer.sharded = [each for each in sharded if each.parameter in made_of]
+
+
+def is_bias(key: str) -> bool:
+    """Whether a parameter is called so within its module that it is a bias."""
+    return bool(_BIAS.search(key))
+
+
+def is_embedding_name(key: str) -> bool:
+    """Whether a parameter is called so within its module that it holds tokens or positions."""
+    return bool(_EMBEDDING.search(key))
+
+
+def owners(layers: Iterable[Layer]) -> dict[Parameter, str]:
+    """The layer at whose rate each parameter trains; parameters that train at the base rate are not in it."""
+    found: dict[Parameter, str] = {}
+    for layer in layers:
+        if not layer.left_out:
+            for parameter in [*layer.parameters, *layer.followers]:
+                found.setdefault(parameter, layer.name)
+    for layer in layers:  # the bias of a tied layer goes with the weight it is tied to
+        for parameter in layer.followers if layer.left_out and not layer.is_embedding else ():
+            found.setdefault(parameter, found[layer.parameters[0]])
+    return found
+
+
+def _visit(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Layer | _Norm]:
+    """What a module and the modules in it hold; a module that is registered twice counts once."""
+    module = unwrap(module)
+    if module in seen:
+        return
+    seen.add(module)
+    if has_lora(module) and (layer := _lora(name, module)) is not None:
+        seen.update(module.modules())
+        yield layer
+        return
+    yield from _own(name, module)
+    for child_name, child in module._modules.items():
+        if child is not None and not (child_name == "parametrizations" and parametrize.is_parametrized(module)):
+            yield from _visit(_join(name, child_name), child, seen)
+
+
+def _join(*names: str) -> str:
+    return ".".join(name for name in names if name)
+
+
+def _own(name: str, module: nn.Module) -> Iterator[Layer | _Norm]:
+    """What a module holds itself."""
+    tensors = _tensors(module)
+    if _is_norm(module, tensors):
+        parameters = [parameter for _, made_of in tensors.values() for parameter in made_of]
+        yield _Norm(name, parameters, {each.shape[0] for each in parameters if not is_lazy(each) and each.dim()})
+        return
+    layers = {}
+    for key, (load, made_of) in tensors.items():
+        if (layer := _layer(module, key, load, made_of)) is not None:
+            layer.name = name if key == "weight" and name else _join(name, key)
+            layers[key] = layer
+    before = None
+    for key, (_, made_of) in tensors.items():
+        if key in layers:
+            before = key
+        elif (followed := _followed(key, module, list(layers), before)) is not None:
+            layers[followed].followers.extend(made_of)
+    yield from layers.values()
+
+
+_Tensors = dict[str, tuple[Callable[[], Tensor], list[Parameter]]]
+
+
+def _tensors(module: nn.Module) -> _Tensors:
+    """What a module's own weights and biases are called, how to get them as they are applied, what they are made of."""
+    found: _Tensors = {}
+    inner: set[str] = set()
+    made_of: tuple[str, ...]
+    for hook in module._forward_pre_hooks.values():  # the older forms, which replace `weight` before each forward pass
+        if isinstance(hook, WeightNorm):
+            key, made_of = hook.name, (f"{hook.name}_g", f"{hook.name}_v")
+            load = partial(hook.compute_weight, module)
+        elif isinstance(hook, SpectralNorm):
+            key, made_of = hook.name, (f"{hook.name}_orig",)
+            load = partial(hook.compute_weight, module, do_power_iteration=False)
+        elif isinstance(hook, prune.BasePruningMethod):
+            key, made_of = hook._tensor_name, (f"{hook._tensor_name}_orig",)
+            load = partial(hook.apply_mask, module)
+        else:
+            continue
+        found[key] = load, [parameter for each in made_of if (parameter := module._parameters.get(each)) is not None]
+        inner.update(made_of)
+    if parametrize.is_parametrized(module):
+        for key, parametrization in module.parametrizations.items():  # type: ignore[union-attr, operator]
+            found[key] = partial(_without_side_effects, parametrization), list(parametrization.parameters())
+    for key, parameter in module._parameters.items():
+        if parameter is not None and key not in inner:
+            found[key] = partial(getattr, module, key), [parameter]
+    return {key: (load, made_of) for key, (load, made_of) in found.items() if made_of}
+
+
+def _without_side_effects(parametrization: nn.Module) -> Tensor:
+    """Apply a parametrization in evaluation mode: in training mode spectral_norm moves its own estimate on."""
+    were_training = [(module, module.training) for module in parametrization.modules()]
+    try:
+        parametrization.train(False)
+        device = next(parametrization.parameters()).device.type
+        with torch.autocast("cpu" if device == "meta" else device, enabled=False):
+            weight: Tensor = parametrization()
+        return weight
+    finally:
+        for module, was_training in were_training:
+            module.training = was_training
+
+
+def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: list[Parameter]) -> Layer | None:
+    """A layer, still without its name, if the tensor is a weight."""
+    lazy = any(is_lazy(parameter) for parameter in made_of)
+    shape = () if lazy else tuple(load().shape)
+    make = partial(Layer, "", shape, load, made_of)
+    if isinstance(module, nn.Linear) and key == "weight" and (lazy or len(shape) == 2):
+        return make(cut_matrix, widths=(module.out_features,))
+    if isinstance(module, nn.modules.conv._ConvNd) and key == "weight" and (lazy or len(shape) > 2):
+        return make(partial(cut_convolution, groups=module.groups), widths=(module.out_channels,))
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase) and key.startswith("weight_"):
+        gates = next((names for kind, names in _GATES if isinstance(module, kind)), "")
+        gates = "" if key.startswith("weight_hr") else gates
+        cut = partial(cut_fused, sizes=len(gates), names=list(gates)) if gates else cut_matrix
+        width = int(getattr(module, "proj_size", 0) or module.hidden_size)
+        return make(cut, widths=(2 * width if getattr(module, "bidirectional", False) else width,))
+    if isinstance(module, nn.Bilinear) and key == "weight":
+        return make(cut_stack, widths=(module.out_features,))
+    if isinstance(module, nn.MultiheadAttention) and key == "in_proj_weight":
+        return make(partial(cut_fused, sizes=3, names=["q", "k", "v"]))
+    if _is_embedding(module) and key == "weight":
+        return make(cut_matrix, left_out="embedding")
+    if is_bias(key) or len(shape) < 2:
+        return None
+    if is_embedding_name(key) or (len(shape) == 3 and shape[0] == 1):
+        return make(cut_matrix, left_out="embedding", bare=True)
+    if is_conv1d(module) and key == "weight" and len(shape) == 2:
+        return make(cut_matrix, out_dim=1, widths=(shape[1],))
+    cut = cut_matrix if len(shape) == 2 else cut_stack if len(shape) == 3 else cut_convolution
+    is_bare = not isinstance(module, nn.MultiheadAttention)
+    return make(cut, widths=shape[:1] if len(shape) != 3 else shape[1:], bare=is_bare)
+
+
+def _lora(name: str, module: nn.Module) -> Layer | None:
+    """The one layer of a module with low-rank adapters, which follow the merged weight."""
+    base = base_of(module)
+    tensors = {} if base is None else _tensors(base := unwrap(base))
+    if base is None or "weight" not in tensors:
+        return None
+    load, made_of = tensors["weight"]
+    layer = _layer(base, "weight", load, made_of)
+    if layer is not None:
+        others = [each for each in module.parameters() if not any(each is one for one in made_of)]
+        layer.name = name or "weight"
+        layer.load = lambda: merged_weight(module, load())
+        layer.parameters = [*made_of, *(each for each in others if each.dim() > 1)]
+        layer.followers = [each for each in others if each.dim() <= 1]
+    return layer
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
+
+
+def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:
+    """Torch's normalisations, and others' by name: vectors only, in a class called something with Norm."""
+    if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
+        return True
+    vectors = [each for _, made_of in tensors.values() for each in made_of]
+    return (
+        "norm" in type(module).__name__.lower()
+        and bool(vectors)
+        and all(is_lazy(each) or each.dim() <= 1 for each in vectors)
+    )
+
+
+def _followed(key: str, module: nn.Module, weights: list[str], before: str | None) -> str | None:
+    """Which of a module's weights a bias or other parameter goes with: by name, or the one before it."""
+    if not weights or (module._modules and not is_bias(key)):
+        return None
+    stem = _stem(key)
+    nearest = weights[0] if before is None or isinstance(module, nn.MultiheadAttention) else before
+    return next((weight for weight in weights if _stem(weight) == stem), nearest)
+
+
+def _stem(key: str) -> str:
+    return re.sub(r"bias|weight", "", key).strip("_")
+
+
+def _attach_norms(found: list[Layer | _Norm]) -> None:
+    """Let each normalisation follow the layer that feeds it: the latest one before it with as many outputs.
+
+    Where several normalisations of one module stand together behind its layers, as in nn.TransformerEncoderLayer, the
+    last follows the latest such layer, the one before it the next earlier that has no normalisation yet, and so on.
+    """
+    layers: list[Layer] = []
+    num_fed = 0  # the layers up to here have their normalisations
+    for parent, run in groupby(found, lambda each: each.name.rpartition(".")[0] if isinstance(each, _Norm) else None):
+        if parent is None:
+            layers.extend(each for each in run if isinstance(each, Layer))
+            continue
+        end, fed = len(layers), num_fed
+        for norm in reversed([each for each in run if isinstance(each, _Norm)]):
+            free = _latest(layers, norm, range(num_fed, end))
+            index = free if free is not None else _latest(layers, norm, range(len(layers)))
+            if index is not None:
+                end = index if free is not None else end
+                layers[index].followers.extend(norm.parameters)
+                fed = max(fed, index + 1)
+        num_fed = fed
+
+
+def _latest(layers: list[Layer], norm: _Norm, among: range) -> int | None:
+    return next((index for index in reversed(among) if norm.widths.intersection(layers[index].widths)), None)
+
+
+def mark_tied(layers: Sequence[Layer], keys: Sequence[Hashable]) -> None:
+    """Score a weight once: by its first name, or by that of the head where it is tied to an embedding.
+
+    Args:
+        layers: Of one model; those that are not scored get the reason.
+        keys: Equal for layers of the same weight; ``None`` is equal to nothing.
+    """
+    first: dict[Hashable, Layer] = {}
+    for layer, key in sorted(zip(layers, keys, strict=True), key=lambda pair: pair[0].is_embedding):
+        if key is None or key not in first:
+            first[key] = layer
+        elif layer.is_embedding:
+            layer.left_out = f"embedding, tied to {first[key].name!r}"
+        else:
+            layer.left_out = f"tied to {first[key].name!r}"

@@ -1,0 +1,187 @@
+"""Weights that are sharded over processes: what they are as a whole, and gathering them.
+
+There are three kinds: DTensors, as ``fully_shard`` (FSDP2) and tensor parallelism make them, and the pieces of a flat
+parameter in FullyShardedDataParallel (FSDP1) with ``use_orig_params=True``. A type whose module was never imported
+cannot be in any model, so nothing is imported to look for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+
+# module and class of the wrapper, attribute that holds what it wraps
+_WRAPPERS = (
+    ("torch.nn.parallel", "DataParallel", "module"),
+    ("torch.nn.parallel", "DistributedDataParallel", "module"),
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel", "module"),
+    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper", "_checkpoint_wrapped_module"),
+)
+
+
+def unwrap(module: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
+    """The bare module inside any number of wrappers.
+
+    Args:
+        module: The module.
+        keep: Names of wrappers that are not looked through.
+    """
+    for path, name, attribute in _WRAPPERS:
+        wrapper = getattr(sys.modules.get(path), name, None)
+        if wrapper is not None and isinstance(module, wrapper) and name not in keep:
+            return unwrap(getattr(module, attribute), keep=keep)
+    return module
+
+
+@dataclass(eq=False)
+class Sharded:
+    """A parameter of which this process holds a part.
+
+    Attributes:
+        parameter: The part, as the module and the optimizer hold it.
+        shape: That of the whole.
+        collect: Gives the whole.
+        places: The modules that hold it, with its name there.
+    """
+
+    parameter: Parameter
+    shape: torch.Size
+    collect: Callable[[], Tensor]
+    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+
+    def gather(self) -> Tensor:
+        """The whole parameter; all processes that hold a part have to call it, in the same order."""
+        return self.collect()
+
+    def stand_in(self) -> Tensor:
+        """Something of the whole's shape that takes no memory."""
+        return torch.zeros((), dtype=self.parameter.dtype, device=self.parameter.device).expand(self.shape)
+
+
+def find_sharded(model: nn.Module) -> list[Sharded]:
+    """The sharded parameters of a model; what FSDP2 has left unsharded since the last forward pass is sharded again.
+
+    Raises:
+        ValueError: If they are in a form that does not tell one layer from the next.
+    """
+    if not _may_be_sharded():
+        return []
+    flat = _flattened(model)
+    found: dict[Parameter, Sharded] = {}
+    for module in model.modules():
+        if _is_instance(module, "torch.distributed.fsdp", "FSDPModule"):
+            module.reshard()  # type: ignore[operator]
+        for key, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if parameter not in found:
+                if parameter in flat:
+                    found[parameter] = flat[parameter]
+                elif is_dtensor(parameter):
+                    found[parameter] = Sharded(parameter, parameter.shape, partial(_full_tensor, parameter))
+                else:
+                    continue
+            found[parameter].places.append((module, key))
+    _check_none_lost(model, flat)
+    return list(found.values())
+
+
+@contextmanager
+def replaced(sharded: Sequence[Sharded], make: Callable[[Sharded], Tensor]) -> Iterator[dict[Parameter, Parameter]]:
+    """Have the modules hold something else in place of sharded parameters.
+
+    Args:
+        sharded: The parameters.
+        make: Gives what the modules hold meanwhile.
+
+    Yields:
+        What each new parameter stands for.
+    """
+    stands_for: dict[Parameter, Parameter] = {}
+    try:
+        for each in sharded:
+            other = Parameter(make(each), requires_grad=each.parameter.requires_grad)
+            stands_for[other] = each.parameter
+            _put(each, other)
+        yield stands_for
+    finally:
+        for each in sharded:
+            _put(each, each.parameter)
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether a tensor is one of torch's distributed ones."""
+    return _is_instance(tensor, "torch.distributed.tensor", "DTensor")
+
+
+def _put(sharded: Sharded, parameter: Parameter) -> None:
+    for module, key in sharded.places:
+        module._parameters[key] = parameter
+
+
+def _may_be_sharded() -> bool:
+    return "torch.distributed.tensor" in sys.modules or "torch.distributed.fsdp" in sys.modules
+
+
+def _is_instance(value: object, path: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(path), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _full_tensor(parameter: Any) -> Tensor:
+    """The whole of a DTensor; one that is offloaded travels from the device that its processes talk through."""
+    device = parameter.device_mesh.device_type
+    whole: Tensor = parameter.detach().to(device).full_tensor()
+    return whole
+
+
+def _flattened(model: nn.Module) -> dict[Parameter, Sharded]:
+    """The parameters that FSDP1 has flattened into one and sharded."""
+    found: dict[Parameter, Sharded] = {}
+    for module in model.modules():
+        if not _is_instance(module, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+            continue
+        handle: Any = module._handle
+        if handle is None:
+            continue
+        if handle.flat_param._params is None:
+            raise ValueError(
+                "FullyShardedDataParallel without use_orig_params=True makes one parameter of many layers: "
+                "build it with use_orig_params=True, or use fully_shard"
+            )
+        if any(handle.flat_param._param_extensions):
+            raise ValueError("FullyShardedDataParallel around tensor parallel layers is not supported: use fully_shard")
+        if handle.uses_sharded_strategy:
+            for index, (parameter, shape) in enumerate(
+                zip(handle.flat_param._params, handle.flat_param._shapes, strict=True)
+            ):
+                found[parameter] = Sharded(parameter, shape, partial(_gather_piece, handle, index))
+    return found
+
+
+def _gather_piece(handle: Any, index: int) -> Tensor:
+    """One of the parameters that FSDP1 has flattened: every process adds its piece to zeros."""
+    flat, piece = handle.flat_param, handle.flat_param._shard_param_infos[index]
+    shape, stride = flat._shapes[index], flat._strides[index]
+    whole = torch.zeros(shape.numel(), dtype=flat._params[index].dtype, device=handle.device)
+    if piece.in_shard:
+        start = piece.intra_param_start_idx
+        whole[start : start + piece.numel_in_shard] = flat._params[index].detach()
+    torch.distributed.all_reduce(whole, group=handle.process_group)
+    return whole.as_strided(shape, stride)
+
+
+def _check_none_lost(model: nn.Module, flat: dict[Parameter, Sharded]) -> None:
+    """Refuse the inside of an FSDP1 wrapper, where nothing tells what a piece is a piece of."""
+    lost = [each for each in model.parameters() if getattr(each, "_fsdp_flattened", False) and each not in flat]
+    if lost and all(each.dim() <= 1 for each in lost):
+        raise ValueError("the model is what FullyShardedDataParallel wraps: pass the FullyShardedDataParallel itself")
