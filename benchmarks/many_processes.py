@@ -15,7 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tempbalance import TempBalance, param_groups
+from tempbalance import Execution, TempBalance, param_groups
 from tempbalance.bench.networks import build_model
 
 ROUNDS = 11
@@ -49,7 +49,7 @@ def main() -> None:
     model = build_model("resnet18")
     optimizers = [torch.optim.SGD(param_groups(model), lr=0.1) for _ in range(2)]
     shared = TempBalance(optimizers[0], model)
-    alone = TempBalance(optimizers[1], model, share=False)
+    alone = TempBalance(optimizers[1], model, execution=Execution(share=False))
     assert shared.last_scores == alone.last_scores
     rounds = [(timed(alone, is_alone=True), timed(shared, is_alone=False)) for _ in range(ROUNDS)]
     if dist.get_rank() == 0:

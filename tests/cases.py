@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+
+from tempbalance import Comparison, Execution
 
 if TYPE_CHECKING:
     from typer.testing import Result
@@ -38,6 +41,14 @@ def mlp(sizes: tuple[int, ...] = (64, 96, 80, 72, 60), seed: int = 0) -> nn.Sequ
     for inputs, outputs in pairwise(sizes[:-1]):
         modules += [nn.Linear(inputs, outputs), nn.LayerNorm(outputs), nn.ReLU()]
     return nn.Sequential(*modules, nn.Linear(sizes[-2], sizes[-1]))
+
+
+def nested(options: dict) -> dict:
+    """Keywords of TempBalance, those of Comparison and Execution put into them."""
+    names = {"comparison": Comparison, "execution": Execution}
+    parts = {key: {each.name for each in fields(kind)} & set(options) for key, kind in names.items()}
+    made = {key: names[key](**{name: options[name] for name in held}) for key, held in parts.items() if held}
+    return {name: value for name, value in options.items() if not any(name in held for held in parts.values())} | made
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:

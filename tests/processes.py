@@ -37,7 +37,7 @@ import tempbalance.ranking.scoring
 from tempbalance import TempBalance, find_layers, param_groups, split_param_groups
 from tempbalance.execution.distributed import Ranks
 from tempbalance.model.sharded import Sharded
-from tests.cases import mlp, train_step
+from tests.cases import mlp, nested, train_step
 
 SIZES = (64, 96, 80, 72, 88, 104, 68, 60)
 NUM_STEPS = 3
@@ -78,7 +78,7 @@ class Adapted(nn.Linear):
 
 def balanced(model, **options):
     optimizer = torch.optim.SGD(param_groups(model), lr=0.1, momentum=0.9)
-    return optimizer, TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), **options)
+    return optimizer, TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), **nested(options))
 
 
 def record(scheduler) -> dict:
@@ -409,11 +409,14 @@ def in_the_background():
     """Replicated and sharded, saved by one process or by all; each rank has its own share of what is under way."""
     options = {"background": True, "interval": 2, "lag": 2}
     _, sharded = balanced(fsdp2(deep_mlp()), **options)
-    found = {"too early": error(sharded.state_dict), "too early to copy": error(copy.deepcopy, sharded._pending)}
+    found = {
+        "too early": error(sharded.state_dict),
+        "too early to copy": error(copy.deepcopy, sharded._source._pending),
+    }
     sharded.wait()
-    found["saved sharded"] = json.loads(sharded.state_dict()["scored"])["pending"]
+    found["saved sharded"] = json.loads(sharded.state_dict()["scored"])["source"]
     _, replicated = balanced(DistributedDataParallel(deep_mlp()), **options)
-    found["saved by one"] = json.loads(replicated.state_dict()["scored"])["pending"] if rank() == 0 else None
+    found["saved by one"] = json.loads(replicated.state_dict()["scored"])["source"] if rank() == 0 else None
     for scheduler in (sharded, replicated):
         scheduler.step()
         scheduler.step()

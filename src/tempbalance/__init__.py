@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from tempbalance.errors import TailError as TailError
     from tempbalance.errors import TempBalanceError as TempBalanceError
     from tempbalance.errors import WeightError as WeightError
+    from tempbalance.execution.inline import Execution as Execution
     from tempbalance.model.layers import Layer as Layer
     from tempbalance.model.layers import find_layers as find_layers
     from tempbalance.optim.param_groups import param_groups as param_groups
     from tempbalance.optim.param_groups import split_param_groups as split_param_groups
     from tempbalance.optim.scheduler import TempBalance as TempBalance
     from tempbalance.ranking.assign import assign as assign
+    from tempbalance.ranking.compare import Comparison as Comparison
     from tempbalance.ranking.table import LayerRow as LayerRow
     from tempbalance.ranking.table import LayerTable as LayerTable
     from tempbalance.spectral.eigenvalues import spectrum as spectrum
@@ -32,6 +34,8 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "CheckpointError": "errors",
+    "Comparison": "ranking.compare",
+    "Execution": "execution.inline",
     "Layer": "model.layers",
     "LayerRow": "ranking.table",
     "LayerTable": "ranking.table",

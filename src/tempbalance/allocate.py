@@ -11,7 +11,7 @@ from fractions import Fraction
 from statistics import fmean
 from typing import Any, Literal, get_args
 
-from tempbalance.ranking.compare import Comparing, GroupFunction, unit_of
+from tempbalance.ranking.compare import GroupFunction, check_group_by, unit_of
 from tempbalance.ranking.table import LayerRow, LayerTable
 
 Target = Literal["sparsity", "lora-rank"]
@@ -184,7 +184,7 @@ def check_target(target: str, value: float, *, spread: float | None, lora_alpha:
 
 def _compared(rows: Sequence[LayerRow], by: By, group_by: str | GroupFunction | None) -> list[LayerRow]:
     """Rows with what they are compared by: their own, or the mean over their group."""
-    Comparing(group_by=group_by).check_names([row.name for row in rows])
+    check_group_by(group_by, [row.name for row in rows])
     units = [unit_of(row.name, group_by) for row in rows]
     members: dict[str, list[float]] = {}
     for unit, row in zip(units, rows, strict=True):

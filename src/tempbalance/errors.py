@@ -1,12 +1,20 @@
-"""What can go wrong, as types."""
+"""Errors by what went wrong, warnings that point at the caller's line, and a check that many options share."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+_OURS = str(Path(__file__).parent)
 
 
-class TempBalanceError(ValueError):
-    """Base of every error that is about the values of a weight, a spectrum or a score."""
+class TempBalanceError(Exception):
+    """Base of every error about the values of a weight, a spectrum or a score; a bad option is a ValueError."""
 
 
 class WeightError(TempBalanceError):
-    """A weight that has no spectrum: NaN, Inf, meta, lazy, complex, integer, sparse."""
+    """A weight that has no spectrum: NaN, Inf, meta, lazy, complex, sparse."""
 
 
 class TailError(TempBalanceError):
@@ -19,3 +27,21 @@ class ScoreError(TempBalanceError):
 
 class CheckpointError(TempBalanceError):
     """A file or folder that holds no readable weights, or is refused."""
+
+
+def warn(message: str) -> None:
+    """Warn at the first line outside this package, which is the line that a user can change."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"TempBalance: {message}", stacklevel=level)
+
+
+def check_count(name: str, value: int, *, least: int) -> None:
+    """Refuse an option that is not a whole number at or above a limit.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 import tempbalance.execution.background
 import tempbalance.execution.distributed
-from tempbalance import TempBalance, assign, find_layers, param_groups
+from tempbalance import Execution, TempBalance, assign, find_layers, param_groups
 from tempbalance.ranking.scoring import Scoring, score_layers
 from tempbalance.spectral import eigenvalues
-from tests.cases import mlp, raises, train_step
+from tests.cases import mlp, nested, raises, train_step
 
 SIZES = (64, 96, 80, 72, 60)
 NUM_STEPS = 8
@@ -36,7 +36,7 @@ def build(**options):
     model = mlp(SIZES)
     optimizer = SGD(param_groups(model), lr=0.1, momentum=0.9)
     options = {"background": True, **options}
-    scheduler = TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), **options)
+    scheduler = TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), **nested(options))
     return SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler)
 
 
@@ -187,7 +187,8 @@ def test_thread_counts_are_as_before_while_it_works_and_after(held, num_threads)
 def test_a_process_that_never_asked_for_its_number_of_threads_keeps_it():
     code = (
         "import torch, tempbalance; from tests.cases import mlp; torch.set_num_threads(2); model = mlp();"
-        "s = tempbalance.TempBalance(torch.optim.SGD(tempbalance.param_groups(model), lr=1.0), model, background=True);"
+        "optimizer = torch.optim.SGD(tempbalance.param_groups(model), lr=1.0);"
+        "s = tempbalance.TempBalance(optimizer, model, execution=tempbalance.Execution(background=True));"
         "print(torch.get_num_threads()); s.wait(); print(torch.get_num_threads())"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -231,7 +232,7 @@ def test_a_run_that_is_resumed_at_any_step_is_that_which_never_stopped(interval,
     for step in range(NUM_STEPS):
         expected += go_on(run, step, step + 1)
         states.append(saved(run))
-    assert sum(json.loads(state["scheduler"]["scored"])["pending"] is not None for state in states) >= NUM_STEPS // 2
+    assert sum(json.loads(state["scheduler"]["scored"])["source"] is not None for state in states) >= NUM_STEPS // 2
     for stop, state in enumerate(states):
         resumed = build(background=False)  # options come from the state
         for key in order:
@@ -242,22 +243,12 @@ def test_a_run_that_is_resumed_at_any_step_is_that_which_never_stopped(interval,
             assert torch.equal(one, other)
 
 
-def test_a_state_from_before_there_was_a_background_loads():
-    run = build(background=False)
-    state = run.scheduler.state_dict()
-    state |= {"version": 1, **json.loads(state.pop("scored"))}
-    del state["pending"], state["options"]["background"], state["options"]["lag"]
-    other = build(background=False)
-    other.scheduler.load_state_dict(state)
-    assert go_on(other, 0, 2) == go_on(run, 0, 2)
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])
 def test_a_copy_that_is_made_meanwhile_goes_on_as_the_first(duplicate):
     run = build(interval=3, lag=2)
     go_on(run, 0, 1)
     twin = duplicate(run)
-    assert twin.scheduler._pending is not None
+    assert twin.scheduler._source._pending is not None
     assert go_on(twin, 1, NUM_STEPS) == go_on(run, 1, NUM_STEPS)
 
 
@@ -304,7 +295,7 @@ def test_a_weight_without_values_is_told_at_once():
     with torch.device("meta"):
         model = mlp(SIZES)
     with raises(tempbalance.WeightError, "'3'", (80, 96), "meta"):
-        TempBalance(SGD(param_groups(model), lr=0.1), model, background=True)
+        TempBalance(SGD(param_groups(model), lr=0.1), model, execution=Execution(background=True))
     assert not workers()
 
 
@@ -337,7 +328,7 @@ def test_what_is_under_way_is_given_up_for_what_is_newer(held, how):
         run.scheduler.load_state_dict(state)
     else:
         run.scheduler = TempBalance(run.optimizer, run.model, run.scheduler.schedule)
-    assert run.scheduler._pending is None
+    assert getattr(run.scheduler._source, "_pending", None) is None
     with solves() as found:
         held.may_go.set()
         assert gone(thread)
@@ -352,16 +343,16 @@ def test_a_schedule_that_fails_leaves_nothing_under_way(held):
     model = mlp(SIZES)
     optimizer = SGD(param_groups(model), lr=0.1)
     schedule = OneCycleLR(optimizer, max_lr=0.1, total_steps=2)
-    scheduler = TempBalance(optimizer, model, schedule, background=True, interval=3)
+    scheduler = TempBalance(optimizer, model, schedule, interval=3, execution=Execution(background=True))
     held.may_go.set()
     optimizer.step()
     scheduler.step()
     scheduler.step()
-    before = scheduler._pending
+    before = scheduler._source._pending
     for _ in range(3):
         with raises(ValueError, 2):
             scheduler.step()
-        assert scheduler._pending is before
+        assert scheduler._source._pending is before
     for thread in workers():
         assert gone(thread)
 
@@ -372,7 +363,7 @@ def test_a_second_one_that_is_refused_leaves_nothing_under_way():
     for group in run.optimizer.param_groups:
         group["lr"] = 1.0
     with raises(ValueError, "restore()"):
-        TempBalance(run.optimizer, run.model, background=True)
+        TempBalance(run.optimizer, run.model, execution=Execution(background=True))
     for thread in workers():
         assert gone(thread)
 
@@ -386,8 +377,10 @@ def test_a_bad_lag_is_refused(options, carried):
         build(**options)
 
 
-def test_without_a_background_lag_does_nothing_and_no_thread_is_started():
-    run = build(background=False, lag=3)
+def test_without_a_background_lag_is_refused_and_no_thread_is_started():
+    with raises(ValueError, "lag=3", "background"):
+        build(background=False, lag=3)
+    run = build(background=False, lag=1)
     assert set(run.scheduler.last_scales.values()) == {0.5, 1.5}
     assert not workers()
     run.scheduler.wait()
@@ -404,9 +397,11 @@ def test_a_process_ends_soon_and_without_a_word_while_it_works():
         atexit.register(lambda: print(len(solved)))  # after the interpreter has joined all threads
         model = mlp((512,) * 80)
         scheduler = tempbalance.TempBalance(
-            torch.optim.SGD(tempbalance.param_groups(model), lr=1.0), model, background=True
+            torch.optim.SGD(tempbalance.param_groups(model), lr=1.0),
+            model,
+            execution=tempbalance.Execution(background=True),
         )
-        assert scheduler._pending._work._thread.is_alive()
+        assert scheduler._source._pending._work._thread.is_alive()
     """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
@@ -425,7 +420,7 @@ def test_the_thread_stops_before_its_next_layer_once_the_main_thread_has_ended(h
 
 def test_a_fork_says_that_its_thread_is_gone(held):
     run = build()
-    work = run.scheduler._pending._work
+    work = run.scheduler._source._pending._work
     with patch.object(work, "_thread", threading.Thread()), patch.object(work, "_process", -1):
         work._thread.start()
         with raises(RuntimeError, "fork"):

@@ -13,14 +13,16 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import tempbalance.execution.budget
 import tempbalance.execution.distributed
-from tempbalance import Layer, TempBalance, TempBalanceError, param_groups
-from tempbalance.execution.budget import Ledger, Spending, change, sample
+from tempbalance import Execution, Layer, TempBalance, TempBalanceError, param_groups
+from tempbalance.execution.budget import Ledger, change, sample
 from tempbalance.integrations.logs import LayerLog, layer_scalars
 from tempbalance.spectral.matrices import cut_matrix
-from tests.cases import assert_carries, mlp, raises
+from tests.cases import assert_carries, mlp, nested, raises
 from tests.schedules import load_through_files, rates_of, shake
 
-pytestmark = pytest.mark.filterwarnings("error", "ignore:scheduler.step")
+pytestmark = pytest.mark.filterwarnings(
+    "error", "ignore:TempBalance. scheduler.step", "ignore:TempBalance. the state's options"
+)
 
 SIZES = (16, 24, 20, 18, 64, 60, 14, 12)  # one layer in the middle, 60 x 64, costs far more than the others
 SCORED = ["3", "6", "9", "12", "15"]
@@ -57,7 +59,7 @@ def build(model=None, *, seed=0, **options):
     model = model or mlp(SIZES, seed)
     optimizer = SGD(param_groups(model), lr=0.1)
     schedule = ExponentialLR(optimizer, 0.99)
-    return model, TempBalance(optimizer, model, schedule, **{"min_eigenvalues": 8, "budget": 0.1, **options})
+    return model, TempBalance(optimizer, model, schedule, **nested({"min_eigenvalues": 8, "budget": 0.1, **options}))
 
 
 def go_on(clock, model, scheduler, calls):
@@ -150,7 +152,7 @@ def test_none_waits_for_more_than_twice_as_many_refreshes_as_there_are_layers(cl
 def test_the_most_changed_goes_first(clock):
     for name in SCORED:
         model, scheduler = build(budget=0.5)
-        scheduler._ledger.books.num_refreshed = 0  # its turn to be the most changed
+        scheduler._source._ledger.books.num_refreshed = 0  # its turn to be the most changed
         with torch.no_grad():
             model[int(name)].weight.mul_(1.5)
         while len(clock.solved) < 2:
@@ -263,7 +265,7 @@ def test_what_is_no_share_is_refused_and_nothing_is_written(budget):
     model = mlp(SIZES)
     optimizer = SGD(param_groups(model), lr=0.1)
     with raises(ValueError, "budget", repr(budget)):
-        TempBalance(optimizer, model, budget=budget)
+        TempBalance(optimizer, model, execution=Execution(budget=budget))
     assert set(rates_of(optimizer)) == {0.1}
 
 
@@ -334,9 +336,9 @@ def test_a_resumed_run_keeps_its_accounts_and_its_ages(clock):
     other = build(seed=9, budget=0.5)[1]
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
-    assert other.budget == 0.05
+    assert other.options.execution.budget == 0.05
     assert_same(other.spending(), before)
-    assert other._ledger.credit() == pytest.approx(0.05 * before.elapsed - before.seconds)
+    assert other._source._ledger.credit() == pytest.approx(0.05 * before.elapsed - before.seconds)
     found = go_on(clock, other.model, other, range(50, 400))
     assert {name for names in found for name in names} == {*SCORED}
     assert 0.04 < other.spending().share <= 0.05 * (1 + 1e-9)
@@ -348,20 +350,9 @@ def test_a_state_brings_its_budget_or_that_there_is_none(clock):
     states = without.state_dict(), within.state_dict()
     within.load_state_dict(states[0])
     without.load_state_dict(states[1])
-    assert (within.budget, within.spending()) == (None, None)
-    assert without.budget == 0.1
+    assert (within.options.execution.budget, within.spending()) == (None, None)
+    assert without.options.execution.budget == 0.1
     assert without.spending().ages == dict.fromkeys(SCORED, 0)
-
-
-def test_a_state_of_before_there_were_budgets_is_loaded(clock):
-    model, scheduler = build(budget=0.1)
-    state = build(budget=None)[1].state_dict()
-    del state["options"]["budget"]
-    state["scored"] = state["scored"].replace(', "ledger": null', "")
-    assert "ledger" not in state["scored"]
-    scheduler.load_state_dict(state)
-    assert scheduler.spending() == Spending(0.0, 0.0, 0, {})
-    assert go_on(clock, model, scheduler, [0]) == [SCORED]
 
 
 @pytest.mark.parametrize("start", [0, 2])

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from tempbalance import TempBalance, find_layers, param_groups
+from tempbalance import Execution, TempBalance, find_layers, param_groups
 from tempbalance.execution.distributed import Ranks, find_ranks, share_out
 from tests import process_that_dies, processes
 from tests.cases import assert_carries, mlp, raises
@@ -318,7 +318,7 @@ def test_without_torch_distributed_nothing_is_shared(monkeypatch, is_there):
     scheduler = TempBalance(torch.optim.SGD(param_groups(model), lr=0.1), model)
     assert len(scheduler.last_scores) == 2
     with raises(TypeError, "share", 4):
-        TempBalance(torch.optim.SGD(param_groups(model), lr=0.1), model, share=4)
+        TempBalance(torch.optim.SGD(param_groups(model), lr=0.1), model, execution=Execution(share=4))
 
 
 @pytest.mark.slow

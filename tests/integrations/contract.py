@@ -18,7 +18,7 @@ from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
 
 import tempbalance
-from tests.cases import mlp
+from tests.cases import mlp, nested
 
 SIZES = (64, 80, 96, 72, 80, 64, 8)
 NUM_EPOCHS, BATCHES_PER_EPOCH, BATCH = 3, 4, 16
@@ -94,7 +94,7 @@ def plain_loop(setting: Setting, *, balanced: bool = True, remove_after: int | N
     optimizer = setting.optimizer(tempbalance.param_groups(net, setting.groups(net)))
     schedule = LambdaLR(optimizer, setting.shape)
     options = {**OPTIONS, "interval": setting.interval}
-    scheduler = tempbalance.TempBalance(optimizer, net, schedule, **options) if balanced else schedule
+    scheduler = tempbalance.TempBalance(optimizer, net, schedule, **nested(options)) if balanced else schedule
     note_rates(optimizer, net, noted)
     for _ in range(NUM_EPOCHS):
         for index, batch in enumerate(batches()):

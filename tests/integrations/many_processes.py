@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 
+from tempbalance import Execution
 from tempbalance.integrations.lightning import TempBalanceCallback
 from tests.integrations.contract import NUM_EPOCHS, OPTIONS, Rates, Setting
 from tests.integrations.test_lightning import Balanced, Batches, Noting, Plain
@@ -56,7 +57,7 @@ def ddp(folder, *, with_callback):
 
 def sharded_in_the_background(folder):
     """Checkpoints are saved while a scoring is under way."""
-    noted, callback = Rates(), TempBalanceCallback(background=True, lag=1, **OPTIONS)
+    noted, callback = Rates(), TempBalanceCallback(execution=Execution(background=True, lag=1), **OPTIONS)
     strategy = ModelParallelStrategy(process_group_backend="gloo")
     trainer = lightning(folder, Sharded(Setting()), strategy, callback, Noting(noted, None), checkpoint=folder)
     assert trainer.checkpoint_callback.best_model_path

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 import tempbalance
 from tempbalance.integrations.accelerate import prepare_scheduler
-from tests.cases import raises, warns
+from tests.cases import nested, raises, warns
 from tests.integrations.contract import (
     NUM_EPOCHS,
     OPTIONS,
@@ -38,7 +38,7 @@ class Loop:
         self.model, self.optimizer = accelerator.prepare(self.net, setting.optimizer(groups))
         schedule = LambdaLR(self.optimizer, setting.shape)
         options = {**OPTIONS, "interval": setting.interval}
-        self.balance = tempbalance.TempBalance(self.optimizer, self.model, schedule, **options)
+        self.balance = tempbalance.TempBalance(self.optimizer, self.model, schedule, **nested(options))
         self.scheduler = prepare_scheduler(accelerator, self.balance)
 
     def train(self, noted, *, first=0, last=None, restore_after=None):

@@ -8,13 +8,13 @@ from torch.utils.tensorboard import SummaryWriter
 
 import tempbalance
 from tempbalance.integrations.logs import LayerLog, layer_scalars, table_text
-from tests.cases import mlp, raises
+from tests.cases import mlp, nested, raises
 from tests.integrations.contract import make_net
 from tests.integrations.events import read_events
 
 
 def make_scheduler(net, **options):
-    return tempbalance.TempBalance(torch.optim.SGD(tempbalance.param_groups(net), lr=0.1), net, **options)
+    return tempbalance.TempBalance(torch.optim.SGD(tempbalance.param_groups(net), lr=0.1), net, **nested(options))
 
 
 def test_every_scored_layer_has_an_alpha_a_scale_and_a_rate():

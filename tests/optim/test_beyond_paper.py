@@ -1,7 +1,6 @@
 """TempBalance beyond the paper: each option alone and all together keep its promises."""
 
 import copy
-import json
 import math
 import pickle
 
@@ -10,12 +9,12 @@ import torch
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
-from tempbalance import TempBalance, param_groups
+from tempbalance import Comparison, TempBalance, param_groups
 from tempbalance.errors import ScoreError
 from tempbalance.ranking.assign import assign
 from tempbalance.spectral.random_matrix import random_alpha
 from tempbalance.spectral.tail import TailFit, fit_tail
-from tests.cases import mlp, raises, train_step
+from tests.cases import mlp, nested, raises, train_step
 from tests.optim.test_resume import ORDERS, PARTS, assert_same_weights, build, go_on, load, save
 
 SIZES = (64, 96, 80, 320, 72, 60)  # "3", "6" and "9" are scored
@@ -53,7 +52,7 @@ def names_of(options):
 def scheduled(options, *, sizes=SIZES, seed=0, decay=0.1, **more):
     model = mlp(sizes, seed)
     optimizer = SGD(param_groups(model), lr=0.1, weight_decay=decay)
-    return model, optimizer, TempBalance(optimizer, model, **options, **more)
+    return model, optimizer, TempBalance(optimizer, model, **nested({**options, **more}))
 
 
 # options that keep something from one call to the next: stopped before and between scorings, with other schedules
@@ -106,7 +105,7 @@ def test_every_rate_is_finite_for_weights_of_any_size(options):
             for parameter in model.parameters():
                 parameter.mul_(factor)
         optimizer = SGD(param_groups(model), lr=0.1, weight_decay=0.1)
-        scheduler = TempBalance(optimizer, model, **options)
+        scheduler = TempBalance(optimizer, model, **nested(options))
         for _ in range(4):
             optimizer.step()
             scheduler.step()
@@ -157,7 +156,7 @@ def test_options_that_do_not_go_are_refused_and_nothing_is_written(options, carr
     optimizer = SGD(param_groups(model), lr=0.1)
     before = [dict(group) for group in optimizer.param_groups]
     with raises(ValueError, *carried):
-        TempBalance(optimizer, model, **options)
+        TempBalance(optimizer, model, **nested(options))
     assert [dict(group) for group in optimizer.param_groups] == before
 
 
@@ -333,7 +332,9 @@ def test_a_lambda_schedule_and_every_option_keep_the_mean_rate_of_the_scored_lay
     model = mlp(SIZES)
     optimizer = SGD(param_groups(model), lr=0.1)
     schedule = LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))
-    scheduler = TempBalance(optimizer, model, schedule, keep_mean=True, reference="random", blend=3, smooth=0.5)
+    scheduler = TempBalance(
+        optimizer, model, schedule, comparison=Comparison(keep_mean=True, reference="random", blend=3, smooth=0.5)
+    )
     for epoch in range(6):
         rates = [group["lr"] for group in optimizer.param_groups if group.get("layer") in scheduler.last_scores]
         names = {
@@ -349,34 +350,10 @@ def test_a_lambda_schedule_and_every_option_keep_the_mean_rate_of_the_scored_lay
 # what went wrong once
 
 
-def as_version_2(state):
-    """A state as it was saved before these options."""
-    scored = json.loads(state["scored"])
-    scored["scales"] = scored.pop("blending")["aim"]["lr"]
-    comparing, scoring = state["options"]["comparing"], state["options"]["scoring"]
-    options = {key: state["options"][key] for key in ("interval", "start", "background", "lag", "budget")}
-    options |= {"scale_range": list(comparing["scale_range"]), "assignment": comparing["assignment"]}
-    options["scoring"] = {key: value for key, value in scoring.items() if key not in ("reference", "windows")}
-    old = {key: value for key, value in state.items() if key != "bases"}
-    return {**old, "version": 2, "options": options, "scored": json.dumps(scored)}
-
-
-def test_a_state_of_before_these_options_brings_their_defaults_along():
-    _, _, plain = scheduled({"scale_range": (0.8, 1.2)})
-    _, optimizer, scheduler = scheduled({**ALL, "reference": "random"}, seed=1)
-    scheduler.load_state_dict(as_version_2(plain.state_dict()))
-    assert scheduler.last_scales == plain.last_scales
-    assert decays(optimizer) == [0.1] * len(decays(optimizer))
-    assert (scheduler.comparing.balance, scheduler.blend, scheduler.scoring.reference) == (None, 1, None)
-    optimizer.step()
-    scheduler.step()
-    assert (min(scheduler.last_scales.values()), max(scheduler.last_scales.values())) == (0.8, 1.2)
-
-
 def test_a_state_with_an_option_out_of_range_is_refused_and_nothing_changes():
     _, optimizer, scheduler = scheduled({"balance": {"lr": (0.5, 1.5), "weight_decay": (2.0, 0.5)}})
     state, before = scheduler.state_dict(), [dict(group) for group in optimizer.param_groups]
-    state["options"]["comparing"]["smooth"] = 5.0
+    state["options"]["comparison.smooth"] = 5.0
     with raises(ValueError, "smooth", 5.0):
         scheduler.load_state_dict(state)
     assert [dict(group) for group in optimizer.param_groups] == before

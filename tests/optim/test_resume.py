@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from tempbalance import TempBalance, param_groups
+from tests import cases
 from tests.cases import mlp, raises, train_step
 from tests.schedules import (
     OPTIMIZERS,
@@ -40,7 +41,9 @@ from tests.schedules import (
 )
 
 # torch's own warns of a sequence on a copied optimizer, whose step is not wrapped any more
-pytestmark = pytest.mark.filterwarnings("error", "ignore:Seems like `optimizer.step")
+pytestmark = pytest.mark.filterwarnings(
+    "error", "ignore:Seems like `optimizer.step", "ignore:TempBalance. the state's options"
+)
 
 NUM_STEPS = 32
 STOPS = sorted(random.Random(7).sample(range(NUM_STEPS), 20))
@@ -71,7 +74,7 @@ def build(name, kind="sgd", *, seed=0, saved=None, rate=None, **options):
     schedule = name and SCHEDULES[name](optimizer)
     options = {"min_eigenvalues": 8, "interval": 4, "start": 2, **options}
     return SimpleNamespace(
-        model=model, optimizer=optimizer, scheduler=TempBalance(optimizer, model, schedule, **options)
+        model=model, optimizer=optimizer, scheduler=TempBalance(optimizer, model, schedule, **cases.nested(options))
     )
 
 
@@ -488,10 +491,9 @@ def test_a_group_that_was_added_right_before_saving_is_in_the_state():
     scheduler = TempBalance(optimizer, model, min_eigenvalues=8)
     optimizer.add_param_group({**groups[-2], "lr": 0.2})
     state, saved = scheduler.state_dict(), copy.deepcopy(optimizer.state_dict())
-    assert len(state["rates"]) == len(state["groups"]) == len(optimizer.param_groups)
-    expected = [
-        rate * scale_of(scheduler, group) for rate, group in zip(state["rates"], optimizer.param_groups, strict=True)
-    ]
+    assert len(state["bases"]["lr"]) == len(state["groups"]) == len(optimizer.param_groups)
+    bases = zip(state["bases"]["lr"], optimizer.param_groups, strict=True)
+    expected = [base * scale_of(scheduler, group) for base, group in bases]
     other = SGD([dict(group) for group in param_groups(model)[:-1]], lr=0.1)
     resumed = TempBalance(other, model, min_eigenvalues=8)
     resumed.load_state_dict(state)
@@ -545,7 +547,7 @@ def test_a_state_goes_through_torchs_distributed_checkpoints_before_and_after_a_
     def build():
         model = mlp((64, 96, 80, 72, 60))
         optimizer = SGD(param_groups(model), lr=0.1)
-        return TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), **options)
+        return TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), **cases.nested(options))
 
     scheduler = build()
     for _ in range(3):

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import (
 
 import tempbalance
 from tempbalance import LayerRow, TailFit, TempBalance, TempBalanceError, param_groups, split_param_groups
-from tests.cases import assert_carries, raises, train_step, warns
+from tests.cases import assert_carries, nested, raises, train_step, warns
 from tests.schedules import (
     OPTIMIZERS,
     SCHEDULES,
@@ -50,7 +50,7 @@ def balanced(build=None, *, kind="sgd", seed=0, groups=None, **options):
     model = small_mlp(seed)
     optimizer = OPTIMIZERS[kind](param_groups(model, groups and groups(model)))
     schedule = build and build(optimizer)
-    return model, optimizer, TempBalance(optimizer, model, schedule, **{"min_eigenvalues": 8, **options})
+    return model, optimizer, TempBalance(optimizer, model, schedule, **nested({"min_eigenvalues": 8, **options}))
 
 
 def assert_follows(scheduler, twin, rel):
@@ -456,14 +456,25 @@ def test_it_refuses_to_be_inside_sequential_with_a_schedule_of_its_own():
         SequentialLR(optimizer, [scheduler, ExponentialLR(optimizer, 0.9)], milestones=[3])
 
 
-@pytest.mark.parametrize(("position", "name"), [(0, "cosine"), (1, "cosine"), (0, None)])
-def test_it_refuses_to_be_inside_chained(position, name):
-    _, optimizer, scheduler = balanced(name and SCHEDULES[name])
-    parts = [ExponentialLR(optimizer, 0.9)]
-    parts.insert(position, scheduler)
+def test_inside_a_chain_it_warns_once_that_something_else_sets_the_rates():
+    _, optimizer, scheduler = balanced(SCHEDULES["cosine"])
+    chain = ChainedScheduler([scheduler, ExponentialLR(optimizer, 0.9)])
     optimizer.step()
-    with raises(RuntimeError, "`schedule`"):
-        ChainedScheduler(parts).step()
+    chain.step()
+    with warns(UserWarning, "`schedule`", *SCORED):
+        chain.step()
+    chain.step()
+
+
+def test_without_a_schedule_it_follows_the_others_of_a_chain():
+    model, optimizer, scheduler = balanced()
+    chain = ChainedScheduler([ExponentialLR(optimizer, 0.9), scheduler])
+    for epoch in range(4):
+        shake(model, epoch)
+        optimizer.step()
+        chain.step()
+        expected = [0.1 * 0.9 ** (epoch + 1) * scale_of(scheduler, group) for group in optimizer.param_groups]
+        assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
 
 
 def test_it_refuses_to_be_inside_a_chain_that_it_is_given():
@@ -471,7 +482,7 @@ def test_it_refuses_to_be_inside_a_chain_that_it_is_given():
     chain = ChainedScheduler([ExponentialLR(optimizer, 0.9), scheduler])
     outer = TempBalance(optimizer, model, chain, min_eigenvalues=8)
     optimizer.step()
-    with raises(RuntimeError, "`schedule`"):
+    with raises(RuntimeError, "another TempBalance"):
         outer.step()
 
 
@@ -599,7 +610,7 @@ def test_a_bad_option_is_refused_by_name_and_nothing_is_written(options):
     model = small_mlp()
     optimizer = SGD(param_groups(model), lr=0.1)
     with pytest.raises((ValueError, TypeError)) as caught:
-        TempBalance(optimizer, model, **{"min_eigenvalues": 8, **options})
+        TempBalance(optimizer, model, **nested({"min_eigenvalues": 8, **options}))
     ((name, value),) = options.items()
     assert_carries(str(caught.value), name, *(value if isinstance(value, dict) else [repr(value)]))
     assert set(rates_of(optimizer)) == {0.1}
@@ -685,8 +696,8 @@ def test_a_second_one_with_a_schedule_that_was_built_on_scaled_rates_is_refused(
     with raises(ValueError, "restore()"):
         TempBalance(optimizer, model, schedule, min_eigenvalues=8)
     assert rates_of(optimizer) == before
-    first.rescore()  # still in charge
-    assert rates_of(optimizer) == [0.1 * scale_of(first, group) for group in optimizer.param_groups]
+    with warns(UserWarning, "`schedule`"):
+        first.rescore()  # still in charge
 
 
 def test_a_refused_second_one_leaves_the_first_in_charge():
@@ -932,7 +943,7 @@ def test_a_layer_without_a_labelled_group_says_so_in_the_table():
     row = scheduler.table()["6"]
     assert row.score is not None
     assert row.scale == 1.0
-    assert "param group" in row.reason
+    assert row.reason == "trained by another optimizer"
 
 
 def test_a_function_stays_the_one_the_scheduler_was_built_with():
@@ -943,7 +954,7 @@ def test_a_function_stays_the_one_the_scheduler_was_built_with():
     state = named.state_dict()
     other = TempBalance(optimizer, model, min_eigenvalues=8, assignment=half)
     other.load_state_dict(state)
-    assert other.assignment is half
+    assert other.options.assignment is half
     saved = other.state_dict()
     third = TempBalance(optimizer, model, min_eigenvalues=8)
     with raises(ValueError, "assignment", "linear"):
@@ -974,3 +985,121 @@ def test_an_exclude_pattern_that_matches_no_layer_is_told():
     model = small_mlp()
     with warns(UserWarning, "exclude", "'*.head'"):
         TempBalance(SGD(param_groups(model), lr=0.1), model, min_eigenvalues=8, exclude=["*.head", "3"])
+
+
+# values that something else sets
+
+
+def set_values(optimizer, name, change):
+    for group in optimizer.param_groups:
+        value = change(group[name])
+        if isinstance(group[name], torch.Tensor):
+            group[name].fill_(value)
+        else:
+            group[name] = value
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+@pytest.mark.parametrize(
+    ("change", "base"), [(lambda value: value * 0.1, 0.01), (lambda value: 0.03, 0.03)], ids=["decay", "set"]
+)
+def test_a_value_set_by_hand_is_a_new_base_value_and_a_decay_by_hand_a_decay_of_it(number, name, change, base):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=number(0.1), weight_decay=0.1)
+    targets = {"lr": (0.5, 1.5), "weight_decay": (0.5, 1.5)}
+    scheduler = TempBalance(optimizer, model, min_eigenvalues=8, balance=targets)
+    for epoch in range(3):
+        optimizer.step()
+        scheduler.step()
+        if epoch == 1:
+            set_values(optimizer, name, change)
+    for group in optimizer.param_groups:
+        assert float(group[name]) == pytest.approx(base * scale_of(scheduler, group), rel=1e-6)
+
+
+def test_a_schedule_continues_from_a_rate_that_was_set_by_hand_and_says_so_once():
+    model, optimizer, scheduler = balanced(SCHEDULES["exponential"])
+    optimizer.step()
+    scheduler.step()
+    for _ in range(2):
+        set_values(optimizer, "lr", lambda _: 0.5)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scheduler.step()
+        expected = [0.5 * 0.96 * scale_of(scheduler, group) for group in optimizer.param_groups]
+        assert rates_of(optimizer) == pytest.approx(expected)
+        assert len(caught) == (_ == 0)
+
+
+# when layers are scored
+
+
+def test_scales_stay_as_they_are_from_stop_on():
+    model, optimizer, scheduler = balanced(SCHEDULES["exponential"], interval=2, stop=4)
+    seen = []
+    for epoch in range(8):
+        shake(model, epoch)
+        optimizer.step()
+        scheduler.step()
+        seen.append(scheduler.last_scales)
+    assert seen[0] != seen[1] == seen[2] == seen[3] == seen[7]
+
+
+@pytest.mark.parametrize(("options", "carried"), [({"stop": 0}, [0]), ({"start": 3, "stop": 3}, ["start", 3])])
+def test_a_stop_before_the_start_is_refused(options, carried):
+    with raises(ValueError, "stop", *carried):
+        balanced(**options)
+
+
+# what a step costs
+
+
+class Synchronisations(TorchDispatchMode):
+    """Counts the operations that make the host wait for a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
+            self.found.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor], ids=["float", "tensor"])
+def test_a_step_with_nothing_due_reads_no_tensor(number):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=number(0.1))
+    scheduler = TempBalance(optimizer, model, ExponentialLR(optimizer, 0.9), min_eigenvalues=8, interval=100)
+    optimizer.step()
+    with Synchronisations() as mode:
+        for _ in range(3):
+            scheduler.step()
+    assert mode.found == []
+    with Synchronisations() as mode:
+        float(torch.ones(()))
+    assert len(mode.found) == 1  # the count sees what it should
+
+
+def test_from_step_to_the_solve_there_are_at_most_eight_calls(monkeypatch):
+    """Frames of our own in the thread that trains, up to where work is handed out, and in the thread that solves."""
+    stacks = []
+
+    def note(function):
+        def noting(*args, **kwargs):
+            frames = [frame.filename for frame in traceback.extract_stack()]
+            stacks.append([each for each in frames if f"{os.sep}tempbalance{os.sep}" in each])
+            return function(*args, **kwargs)
+
+        return noting
+
+    model, optimizer, scheduler = balanced()
+    optimizer.step()
+    monkeypatch.setattr(eigenvalues, "SOLVER", note(eigenvalues.SOLVER), raising=False)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", note(ThreadPoolExecutor.submit))
+    scheduler.step()
+    assert len(stacks) > 1
+    handing, solving = (max(map(len, stacks[start::1])) for start in (0, 1))
+    assert handing + solving <= 8

@@ -1,12 +1,14 @@
-"""A scoring beside the training: the weights are copied, a thread works, and the scales take effect when they are due.
+"""Score in a thread while training continues: weights are copied, and the scales take effect when they are due.
 
-Processes talk to each other in the thread that trains, when the scoring starts and when it is due. In between, each
-knows its own share of the results only.
+Processes exchange results in the thread that trains, when the scoring starts and when it is due. In between, each
+process has the results of its own share only.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import partial
 from threading import Event, Thread, main_thread
 from typing import Any
 
@@ -14,16 +16,71 @@ import torch
 from torch import Tensor
 
 from tempbalance.execution.distributed import SharedScoring, describe, rebuild
+from tempbalance.execution.inline import Outcome, Request
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow
 from tempbalance.spectral.eigenvalues import multiplies_in_full
 
 
-class Pending:
-    """A scoring that is under way; copied, pickled or saved, it is one whose outcome is known.
+class Background:
+    """Starts a scoring in a thread where one is due; its rows take effect ``lag`` calls of ``step`` later.
 
     Args:
-        scoring: Planned and agreed upon.
+        lag: The number of those calls.
+    """
+
+    def __init__(self, lag: int) -> None:
+        self.lag = lag
+        self._pending: Pending | None = None
+
+    def rows_at(self, request: Request, *, is_due: bool) -> Outcome:
+        """The rows of the scoring that is due, and the start of the next; a failed scoring raises once."""
+        if not is_due:
+            request.check()
+        rows = None
+        if self._pending is not None and request.call >= self._pending.due:
+            try:
+                rows = self._pending.rows()
+            except Exception:
+                self._pending = None
+                raise
+        if is_due:
+            started = Pending(request.scoring(), request.call + self.lag)
+            return Outcome(rows, partial(self._replace, started), started.cancel)
+        return Outcome() if rows is None else Outcome(rows, self.close)
+
+    def rows_now(self, request: Request) -> Outcome:
+        """Score in this thread, and give up the scoring that is under way."""
+        return Outcome(request.scoring().rows(), self.close)
+
+    def wait(self) -> None:
+        """Wait for the scoring that is under way, which the processes that share must do together."""
+        if self._pending is not None:
+            self._pending.finish()
+
+    def close(self) -> None:
+        """Give up the scoring that is under way."""
+        self._replace(None)
+
+    def state(self) -> dict[str, Any] | None:
+        """The outcome of the scoring that is under way."""
+        return None if self._pending is None else self._pending.state()
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Continue with the outcome of a scoring."""
+        self._replace(None if state is None else Pending.from_state(dict(state)))
+
+    def _replace(self, pending: Pending | None) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+        self._pending = pending
+
+
+class Pending:
+    """A scoring that is under way. After copying, pickling or saving, its outcome is known.
+
+    Args:
+        scoring: Planned and agreed on by all processes.
         due: The call of ``step`` at which its scales take effect.
     """
 
@@ -34,7 +91,7 @@ class Pending:
         self._error: Exception | None = None
 
     def finish(self) -> None:
-        """Wait for the outcome, which the processes that share have to do together."""
+        """Wait for the outcome, which the processes that share must do together."""
         if self._work is None:
             return
         try:
@@ -55,19 +112,19 @@ class Pending:
         return self._rows
 
     def cancel(self) -> None:
-        """Have the thread end before its next layer."""
+        """End the thread before its next layer."""
         if self._work is not None:
             self._work.is_unwanted = True
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Pending:
-        """One of which the outcome is known."""
+        """A scoring whose outcome is known."""
         pending = cls.__new__(cls)
         pending.__setstate__(state)
         return pending
 
     def state(self) -> dict[str, Any]:
-        """Plain values, for which this process works out the others' shares as well.
+        """Plain values, for which this process solves the shares of the others too.
 
         Raises:
             RuntimeError: If it cannot, because weights are sharded or the process is a fork.
@@ -92,29 +149,29 @@ class Pending:
     __getstate__ = state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what `state` gave."""
+        """Take the values of `state`."""
         self.due, self._work = state["due"], None
         self._rows = [LayerRow.from_dict(row) for row in state["rows"]]
         self._error = None if state["error"] is None else rebuild(tuple(state["error"]))
 
 
 class _UnwantedError(Exception):
-    """Nobody waits for the outcome any more."""
+    """The outcome is no longer wanted."""
 
 
 class _Work:
-    """The copies of the weights and the thread that solves this process' share of them."""
+    """Copies of the weights, and the thread that solves this process' share of them."""
 
     def __init__(self, scoring: SharedScoring) -> None:
         self.scoring, self.is_unwanted = scoring, False
         self._copies = scoring.copy_weights()
-        # to multiply in full precision is a setting of the process, and the training may rely on another one
+        # full precision of products is a setting of the process, and training may rely on another one
         self._double = not multiplies_in_full()
         self._failed: Exception | None = None
         self._process = os.getpid()
         self._is_done = self._is_done_for_others = False
-        # The number of threads is each thread's own, but one that was never asked for it takes the last number that
-        # was set anywhere when it is: so both are asked before the other sets its own, and here it is set again.
+        # Each thread has its own number of threads, but a thread that has never read it takes the last number set
+        # anywhere: so both read it before the other sets its own, and here it is set again.
         num_threads = torch.get_num_threads()
         is_set = Event()
         self._thread = Thread(target=self._run, args=(is_set,), name="tempbalance")
@@ -144,7 +201,7 @@ class _Work:
             raise RuntimeError("a scoring was under way when the process was forked: go on in the one that started it")
 
     def rows_alone(self) -> list[LayerRow]:
-        """The rows without the other processes' help."""
+        """The rows, without help from the other processes."""
         self.wait()
         if not self._is_done_for_others:
             self.scoring.solve_copies(self._load, mine=False, double=self._double)
@@ -162,7 +219,7 @@ class _Work:
             self._failed = err
 
     def _load(self, layer: Layer) -> Tensor:
-        """The copy of a weight, as long as somebody wants the outcome: at its end, the process waits for threads."""
+        """The copy of a weight while the outcome is wanted; at its end the process waits for threads."""
         if self.is_unwanted or not main_thread().is_alive():
             raise _UnwantedError
         return self._copies[layer.name]

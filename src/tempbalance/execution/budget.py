@@ -1,8 +1,8 @@
-"""A share of the training's time for scoring: what was spent so far, and which layers that leaves time for.
+"""Score within a share of the training time.
 
-Time that passes earns credit, scoring spends it. Layers are taken as long as their predicted cost fits the credit, in
-turn the one that has changed most since it was scored and the one that was scored longest ago: so none waits for more
-than twice as many others as there are.
+Time that passes earns credit, and scoring spends it. Layers are refreshed while their predicted cost fits the credit,
+in turn the layer that has changed most since it was scored and the layer that was scored longest ago. So no layer waits
+for more than twice as many refreshes as there are layers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tempbalance.execution.distributed import Choose, find_ranks
+from tempbalance.execution.inline import Outcome, Request
 from tempbalance.model.layers import Layer
 from tempbalance.model.sharded import is_dtensor
 
@@ -26,17 +29,17 @@ _MEMORY = 0.8  # what an earlier scoring counts beside the next when costs are p
 
 
 def clock() -> float:
-    """Seconds that have passed since some moment; nothing else here reads the time."""
+    """Seconds on a clock; nothing else in this module reads the time."""
     return time.perf_counter()
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What scoring took of the training's time under a budget, and how old that leaves the scores.
+    """The time that scoring took under a budget, and the age of the scores.
 
     Attributes:
-        seconds: Spent on scoring, that of the first time included.
-        elapsed: Since the scheduler was built; a run that was resumed goes on counting.
+        seconds: Time spent on scoring, the first scoring included.
+        elapsed: Time since the scheduler was built; a resumed run continues to count.
         num_refreshed: How often a layer was scored, over all layers.
         ages: Calls of ``step`` since a layer was scored, by its name.
     """
@@ -48,7 +51,7 @@ class Spending:
 
     @property
     def share(self) -> float:
-        """Of the time, 0 to 1."""
+        """Share of the time spent on scoring, 0 to 1."""
         return self.seconds / self.elapsed if self.elapsed > 0 else 0.0
 
     @property
@@ -57,32 +60,83 @@ class Spending:
         return max(self.ages.values(), default=0)
 
 
-def check_budget(budget: float | None, *, background: bool) -> None:
-    """Refuse an option ``budget`` that is no share, or that is given together with ``background``.
+class Budgeted:
+    """Refreshes as many layers as there is credit for; the others keep their rows.
 
-    Raises:
-        ValueError: If it is.
+    Args:
+        budget: The share of the time that scoring may take.
+        share: As in `Execution`.
     """
-    if budget is None:
-        return
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < 1:
-        raise ValueError(f"budget must be a share of the training's time, 0 < budget < 1, or None, got {budget!r}")
-    if background:
-        raise ValueError(
-            f"budget bounds the time for which the training waits, and with background=True it waits for nothing "
-            f"that could be left out: give one of the two, got budget={budget!r} with background=True"
-        )
+
+    def __init__(self, budget: float, share: Any) -> None:
+        self.budget, self.share = budget, share
+        self._ledger = Ledger(budget)
+
+    def rows_at(self, request: Request, *, is_due: bool) -> Outcome:
+        """Refresh the layers that there is credit for, by the clock of rank 0."""
+        ledger, call = self._ledger, request.call
+        if not is_due or call < ledger.books.ask_at:
+            request.check()
+            return Outcome()
+        ranks = find_ranks(self.share)
+        answer = partial(ledger.answer, call, is_alone=ranks.size == 1)
+        has_credit, ask_at = ranks.exchange(f"{request.name}, budget", answer)[0]
+        if has_credit:
+            _synchronize(request.device)
+        entry = Entry(ledger, call, ask_at)
+        if has_credit:
+            return self._refresh(request, entry, entry.choose)
+        request.check()
+        return Outcome(commit=entry.book)
+
+    def rows_now(self, request: Request) -> Outcome:
+        """Refresh every layer; the time counts as spent."""
+        _synchronize(request.device)
+        return self._refresh(request, Entry(self._ledger, request.call), None)
+
+    def _refresh(self, request: Request, entry: Entry, choose: Choose | None) -> Outcome:
+        scoring = request.scoring(choose)
+        entry.plan(scoring.costs)
+        if choose is not None and not scoring.layers and request.earlier:
+            return Outcome(commit=entry.book)
+        rows = scoring.rows(earlier=request.earlier)
+        entry.finish(scoring.layers, chooses=scoring.ranks.rank == 0)
+        return Outcome(rows, entry.book)
+
+    def spending(self, call: int) -> Spending:
+        """The time spent until a call of ``step``."""
+        return self._ledger.spending(call)
+
+    def wait(self) -> None:
+        """Nothing is ever under way."""
+
+    def close(self) -> None:
+        """Nothing is ever under way."""
+
+    def state(self) -> dict[str, Any]:
+        """The accounts."""
+        return self._ledger.state()
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Continue with saved accounts."""
+        self._ledger = Ledger(self.budget, state)
+
+
+def _synchronize(device: str) -> None:
+    """Wait for work that is queued on an accelerator: the clock must not count it as scoring."""
+    if device not in ("cpu", "meta"):
+        torch.accelerator.synchronize()
 
 
 @dataclass
 class _Books:
-    """What is known from the scorings so far, as plain values."""
+    """Accounts of the scorings so far, as plain values."""
 
     elapsed: float = 0.0  # seconds, before the clock was started
     spent: float = 0.0
     overhead: float = 0.0  # seconds that it takes to find out which layers to refresh
     solving: float = 0.0  # seconds, of late
-    solved: float = 0.0  # the cost of what was solved in them
+    solved: float = 0.0  # the cost of what they solved
     awaited: str | None = None  # the layer that comes next
     awaited_cost: int = 0
     ask_at: int = 0  # the call of `step` at which the credit is looked at again
@@ -92,16 +146,16 @@ class _Books:
     refreshed_at: dict[str, int] = field(default_factory=dict)
 
     def predict(self, cost: float) -> float:
-        """Seconds that it takes to solve what has a cost."""
+        """Seconds that a solve of this cost takes."""
         return cost * self.solving / self.solved if self.solved else 0.0
 
 
 class Ledger:
-    """The books of one scheduler.
+    """The accounts of one scheduler.
 
     Args:
         budget: The share of the time that scoring may take.
-        state: From `state`, to go on where it was saved.
+        state: From `state`, to continue where it was saved.
     """
 
     def __init__(self, budget: float, state: Mapping[str, Any] | None = None) -> None:
@@ -110,14 +164,14 @@ class Ledger:
         self._since = clock()
 
     def state(self) -> dict[str, Any]:
-        """Plain values; samples are left out, and a layer without one counts as changed."""
+        """Plain values; samples are not saved, and a layer without one counts as changed."""
         return asdict(replace(self.books, elapsed=self.elapsed()))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "books": _Books(**self.state())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Count on from now: the clock of another process has another beginning."""
+        """Continue to count from now: the clock of another process starts elsewhere."""
         self.__dict__.update(state, _since=clock())
 
     def elapsed(self) -> float:
@@ -129,7 +183,7 @@ class Ledger:
         return self.budget * self.elapsed() - self.books.spent
 
     def spending(self, call: int) -> Spending:
-        """What was spent until a call of ``step``."""
+        """The time spent until a call of ``step``."""
         ages = {name: call - at for name, at in self.books.refreshed_at.items()}
         return Spending(self.books.spent, self.elapsed(), self.books.num_refreshed, ages)
 
@@ -138,9 +192,9 @@ class Ledger:
 
         Args:
             call: Of ``step``.
-            is_alone: Whether asking costs nothing. Several processes have to tell each other, so they ask again when
-                there should be enough, judged by the time that calls have taken since the last answer; but after twice
-                as many calls at the latest, as that may have been an unusual time.
+            is_alone: Whether asking costs nothing. Several processes exchange the answer, so they ask again when there
+                should be enough credit, judged by the time of the calls since the last answer, and after twice as many
+                calls at the latest.
         """
         books = self.books
         missing = books.overhead + books.predict(books.awaited_cost) - self.credit()
@@ -152,7 +206,7 @@ class Ledger:
 
 
 class Entry:
-    """One call of ``step`` on its way into the books: nothing counts until it is booked.
+    """One call of ``step``; it counts once it is booked.
 
     Args:
         ledger: The books.

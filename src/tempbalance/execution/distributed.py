@@ -87,7 +87,7 @@ class Ranks:
         return [value for _, _, value in told]
 
 
-def find_ranks(share: bool | Team) -> Ranks:
+def find_ranks(share: Any) -> Ranks:
     """The processes that there are now; alone if nothing is to be shared or torch.distributed is not in use."""
     distributed = torch.distributed
     if share is False or not distributed.is_available() or not distributed.is_initialized():
@@ -218,12 +218,19 @@ class SharedScoring:
         Raises:
             TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
         """
-        told = self.ranks.exchange(f"{self.call}, results", partial(self._results, solve_mine or self._solve))
+        if self.ranks.size == 1 and solve_mine is None:
+            solve(self._my_jobs(self.layers), self.scoring, load=_load_whole)
+        else:
+            self._share_results(solve_mine or self._solve)
+        kept = {row.name: row for row in earlier if row.name in self.costs and row.name not in self.jobs}
+        return [kept.get(row.name, row) for row in self.plan.rows()]
+
+    def _share_results(self, solve_mine: Callable[[], None]) -> None:
+        """Solve this process' share, and fill in the jobs of all processes."""
+        told = self.ranks.exchange(f"{self.call}, results", partial(self._results, solve_mine))
         for name, index, reason, score, fit in (result for results in told for result in results):
             job = self.plan.jobs[name][index]
             job.reason, job.score, job.fit = reason, score, TailFit(*fit) if fit is not None else None
-        kept = {row.name: row for row in earlier if row.name in self.costs and row.name not in self.jobs}
-        return [kept.get(row.name, row) for row in self.plan.rows()]
 
     @property
     def is_sharded(self) -> bool:
@@ -349,6 +356,10 @@ class SharedScoring:
                     held[layer.name] = whole
                 del whole
         return held
+
+
+def _load_whole(layer: Layer) -> Tensor:
+    return layer.gather() if layer.sharded else layer.weight()
 
 
 def _load(held: Mapping[str, Tensor], layer: Layer) -> Tensor:

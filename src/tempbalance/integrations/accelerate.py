@@ -59,7 +59,7 @@ class BalancedScheduler(AcceleratedScheduler):  # type: ignore[misc]
             schedule = self.scheduler.schedule
             # accelerate does not step OneCycleLR beyond its end
             left = getattr(schedule, "total_steps", math.inf) - getattr(schedule, "last_epoch", 0)
-            self.scheduler.schedule_steps = int(max(0, min(self._num_steps, left)))
+            self.scheduler._schedule_steps = int(max(0, min(self._num_steps, left)))
         super().step(*args, **kwargs)
 
     def wait(self) -> None:

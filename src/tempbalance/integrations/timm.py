@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from tempbalance.integrations.options import check_options
-from tempbalance.integrations.scales import TAKES_TIME, scales_alone
+from tempbalance.errors import check_count
+from tempbalance.integrations.options import check_timeless, scales_alone
 from tempbalance.optim.param_groups import LABEL
-from tempbalance.ranking.scoring import check_count
 
 _FIELD, _OWN = "lr_scale", "lr_scale_without_balance"
 
@@ -38,7 +37,7 @@ class BalancedSchedule:
     """
 
     def __init__(self, schedule: Any, model: nn.Module, **options: Any) -> None:
-        options = check_options(options, without=TAKES_TIME)
+        options = check_timeless(options)
         self.interval, self.start = options.pop("interval", 1), options.pop("start", 0)
         check_count("interval", self.interval, least=1)
         check_count("start", self.start, least=0)

@@ -12,11 +12,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from tempbalance.integrations.options import check_options
-from tempbalance.integrations.scales import TAKES_TIME, scales_alone
+from tempbalance.errors import check_count
+from tempbalance.integrations.options import check_timeless, scales_alone
 from tempbalance.optim.param_groups import LABEL, param_groups
 from tempbalance.optim.scheduler import TempBalance
-from tempbalance.ranking.scoring import check_count
 
 _log = logging.getLogger("tempbalance")
 
@@ -51,7 +50,7 @@ class UltralyticsBalance:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options = check_options(options, without=TAKES_TIME)
+        self.options = check_timeless(options)
         self.interval, self.start = self.options.pop("interval", 1), self.options.pop("start", 0)
         check_count("interval", self.interval, least=1)
         check_count("start", self.start, least=0)

@@ -1,4 +1,4 @@
-"""What recipes say of balancing beyond the paper, and all that they say of it as the library takes it."""
+"""Balancing options of a recipe, converted to TempBalance's arguments."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tempbalance
 from tempbalance.lab.options import Rule
 from tempbalance.lab.task import Task
 
-_SCORING = (
-    "tail", "tail_fraction", "score", "score_first", "score_last", "min_eigenvalues", "interval", "start", "reference",
-)  # fmt: skip
-_BALANCING = ("scale_range", "assignment", "keep_mean", "shrink", "smooth", "blend", "group_by")
+_SCORING = ("tail", "tail_fraction", "score", "score_first", "score_last", "min_eigenvalues", "interval", "start")
+_SCALING = ("scale_range", "assignment")
+_COMPARISON = ("keep_mean", "shrink", "smooth", "blend", "group_by")
 
 REFERENCES = ("random",)  # a test holds them to those of the library
 BALANCING_RULES: dict[str, Rule] = {
@@ -34,8 +34,8 @@ class BalancingTask(Task):
     """Base of recipes whose layers can be balanced in ways that the paper does not have.
 
     Attributes:
-        reference, keep_mean, shrink, smooth, blend, group_by: As for `tempbalance.TempBalance`.
-        windows: Likewise; a number as text.
+        reference, keep_mean, shrink, smooth, blend, group_by: As in `tempbalance.Comparison`.
+        windows: The same; a number as text.
         decay_range: Balance the weight decay too: its scales at the smallest and at the largest score.
     """
 
@@ -60,13 +60,15 @@ UNUSED_ALONE = {"scale_range", "assignment", "keep_mean", "shrink", "smooth", "b
 
 
 def scheduler_options(task: BalancingTask, *, balanced: bool) -> dict[str, Any]:
-    """The options of `tempbalance.TempBalance` for a recipe; where it is not balanced, layers are only scored."""
-    options = {name: getattr(task, name) for name in _SCORING if hasattr(task, name)}
-    if task.windows is not None:
-        options["windows"] = int(task.windows) if _is_side(task.windows) else task.windows
+    """The options of `tempbalance.TempBalance` for a recipe; a recipe that is not balanced only scores its layers."""
+    options: dict[str, Any] = {name: getattr(task, name) for name in _SCORING if hasattr(task, name)}
+    windows = int(task.windows) if task.windows is not None and _is_side(task.windows) else task.windows
+    comparison: dict[str, Any] = {"reference": task.reference, "windows": windows}
     if not balanced:
-        return {**options, "scale_range": (1.0, 1.0)}
-    options |= {name: getattr(task, name) for name in _BALANCING if hasattr(task, name)}
+        return {**options, "scale_range": (1.0, 1.0), "comparison": tempbalance.Comparison(**comparison)}
+    comparison |= {name: getattr(task, name) for name in _COMPARISON}
+    options |= {name: getattr(task, name) for name in _SCALING if hasattr(task, name)}
+    options["comparison"] = tempbalance.Comparison(**comparison)
     if task.decay_range is not None:
         options["balance"] = {"lr": options.pop("scale_range"), "weight_decay": task.decay_range}
     return options

@@ -1,28 +1,163 @@
-"""What is balanced in an optimizer's groups, rates above all: read, written, and told apart from what others wrote.
+"""Values of param groups that are balanced, learning rates above all: read without their scale, written with it.
 
-A group keeps what was written last, in a key of its own and so in the optimizer's state: the value without its scale
-and the value with it.
+Each group notes the base value and the scale of the last write under a key of its own, and so in the optimizer's state.
+Tensors are read only after something else has changed them, so that a step costs no device synchronisation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tempbalance.optim.param_groups import LABEL
+
 Rate = float | Tensor
 Group = dict[str, Any]
+Scales = Mapping[str, Mapping[str, float]]  # by target, then by layer
 
-_WRITTEN = "balanced_"  # with the target's name: the key of what was written
+_NOTE = "balanced_"  # with the target's name: the key of the note
+_SAME = 1e-6  # factors that differ by less are one factor, in float32 too
+
+
+class BaseValues:
+    """The base values of an optimizer's param groups, by target.
+
+    Args:
+        optimizer: Its groups get Tensors of their own where they share one.
+        targets: The values that are balanced; the learning rate is always among the base values.
+    """
+
+    def __init__(self, optimizer: Optimizer, targets: Sequence[str]) -> None:
+        self.optimizer = optimizer
+        self._values: dict[str, list[Rate]] = {target: [] for target in dict.fromkeys(("lr", *targets))}
+        self._written: dict[str, list[tuple[object, int]]] = {}  # the Tensor of each group and its version
+        self._add_groups()
+
+    def state(self) -> dict[str, list[Rate]]:
+        """The base values, by target."""
+        return {target: list(values) for target, values in self._values.items()}
+
+    def load(self, values: Mapping[str, Sequence[Rate]]) -> None:
+        """Take base values from a state."""
+        groups = self.optimizer.param_groups
+        self._values = {
+            target: [_like(group[target], base) for group, base in zip(groups, bases, strict=True)]
+            for target, bases in values.items()
+        }
+        self._written = {}
+
+    def scaled(self, scales: Mapping[str, float], target: str = "lr") -> list[Rate]:
+        """Each group's base value times the scale of its layer."""
+        groups = zip(self._values[target], self.optimizer.param_groups, strict=True)
+        return [base * scales.get(group.get(LABEL, ""), 1.0) for base, group in groups]
+
+    def refresh(self) -> dict[str, list[int]]:
+        """Read the base values of new groups, and of those whose values something else has set.
+
+        Where all of them were multiplied by one factor, as in a decay by hand, the base values are. Otherwise a value
+        that was set is the new base value.
+
+        Returns:
+            The numbers of the groups that something else has set, by target; targets without any are missing.
+        """
+        self._add_groups()
+        found = {}
+        for target, bases in self._values.items():
+            changed = self._changed(target)
+            if changed:
+                groups = [self.optimizer.param_groups[index] for index in changed]
+                for index, base in zip(changed, _new_bases(groups, target), strict=True):
+                    bases[index] = base
+                found[target] = changed
+        return found
+
+    def unscale(self) -> None:
+        """Write the base values, for a schedule to continue from."""
+        for target, bases in self._values.items():
+            for group, base in zip(self.optimizer.param_groups, bases, strict=True):
+                if isinstance(base, Tensor):
+                    group[target].copy_(base)
+                else:
+                    group[target] = base
+
+    def read(self) -> None:
+        """Take the present values as base values."""
+        for target, bases in self._values.items():
+            self._values[target] = [
+                base.copy_(group[target]) if isinstance(base, Tensor) else float(group[target])
+                for group, base in zip(self.optimizer.param_groups, bases, strict=True)
+            ]
+
+    def write(self, scales: Scales) -> None:
+        """Write the base values times the scales of the groups' layers, and note both in the groups."""
+        self._add_groups()
+        groups = self.optimizer.param_groups
+        for target, bases in self._values.items():
+            key, by_layer = _NOTE + target, scales.get(target, {})
+            for group, base in zip(groups, bases, strict=True):
+                scale = by_layer.get(group.get(LABEL, ""), 1.0)
+                if isinstance(base, Tensor):
+                    torch.mul(base, scale, out=group[target])
+                else:
+                    group[target] = base * scale
+                group[key] = (base, scale)
+            if any(isinstance(base, Tensor) for base in bases):
+                self._written[target] = [(group[target], _version(group[target])) for group in groups]
+
+    def _add_groups(self) -> None:
+        """Read the base values of groups that were added."""
+        for target, bases in self._values.items():
+            if len(bases) != len(self.optimizer.param_groups):
+                self._separate(target)
+                bases += read_values(self.optimizer, target)[len(bases) :]
+
+    def _separate(self, target: str) -> None:
+        """Give each group a Tensor of its own; torch shares one among all groups that are built together."""
+        shared = {id(self.optimizer.defaults.get(target))}
+        for group in self.optimizer.param_groups:
+            if isinstance(group[target], Tensor) and id(group[target]) in shared:
+                group[target] = group[target].clone()
+            shared.add(id(group[target]))
+
+    def _changed(self, target: str) -> list[int]:
+        """The groups whose value is not the one written last."""
+        groups = self.optimizer.param_groups
+        written = self._written.get(target)
+        if written is None or len(written) != len(groups):
+            return [index for index, group in enumerate(groups) if was_changed(group, target)]
+        touched = [
+            index
+            for index, (group, (value, version)) in enumerate(zip(groups, written, strict=True))
+            if group[target] is not value or _version(group[target]) != version
+        ]
+        if touched:  # as by loading the optimizer's state, whose groups may share a Tensor
+            self._separate(target)
+        return [index for index in touched if was_changed(groups[index], target)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_written": {}}  # versions of Tensors are not copied with them
+
+
+def _like(value: Rate, base: Rate) -> Rate:
+    """A base value as a Tensor where the group holds one, else as a number."""
+    return torch.full_like(value, float(base)) if isinstance(value, Tensor) else float(base)
+
+
+def _version(value: Rate) -> int:
+    """How often a Tensor was changed in place; of a number 0, which never is."""
+    return value._version if isinstance(value, Tensor) else 0
 
 
 def check_target(optimizer: Optimizer, target: str) -> None:
     """Refuse a target that is not a number in every group.
 
     Raises:
-        ValueError: If it is not; it names what there is.
+        ValueError: If it is not; it lists the numbers of the group.
     """
     for index, group in enumerate(optimizer.param_groups):
         value = group.get(target)
@@ -38,63 +173,43 @@ def check_target(optimizer: Optimizer, target: str) -> None:
             )
 
 
-def read_rates(optimizer: Optimizer, target: str = "lr") -> list[Rate]:
-    """The present rate of each group, or another target's value; Tensors copied."""
+def read_values(optimizer: Optimizer, target: str = "lr") -> list[Rate]:
+    """The present value of each group; Tensors copied."""
     return [
-        rate.clone() if isinstance(rate := group[target], Tensor) else float(rate) for group in optimizer.param_groups
+        value.clone() if isinstance(value := group[target], Tensor) else float(value)
+        for group in optimizer.param_groups
     ]
 
 
-def own_rates(optimizer: Optimizer, target: str) -> list[Rate]:
-    """The present values of a target, after each group got a Tensor of its own in place of one that others may hold."""
-    for group in optimizer.param_groups:
-        if isinstance(group[target], Tensor):
-            group[target] = group[target].clone()
-    return read_rates(optimizer, target)
-
-
-def write_rates(optimizer: Optimizer, rates: Sequence[Rate], target: str = "lr") -> None:
-    """Set the rates; a Tensor one in place, each group's own: torch shares one among all that are built together."""
-    shared = {id(optimizer.defaults.get(target))}
-    for group, rate in zip(optimizer.param_groups, rates, strict=False):
-        if isinstance(group[target], Tensor) and id(group[target]) in shared:
-            group[target] = group[target].clone()
-        shared.add(id(group[target]))
-        _set_rate(group, target, rate)
-
-
-def note_written(optimizer: Optimizer, base: Sequence[Rate], target: str = "lr") -> None:
-    """Keep in the groups, and so in the optimizer's state, what each rate is now and what it is without its scale."""
-    for group, rate in zip(optimizer.param_groups, base, strict=True):
-        group[_WRITTEN + target] = (float(rate), float(group[target]))
-
-
 def was_changed(group: Group, target: str = "lr") -> bool:
-    """Whether a noted value is no longer the one in the group."""
-    key = _WRITTEN + target
-    return key in group and float(group[target]) != group[key][1]
-
-
-def read_bases(optimizer: Optimizer, bases: Sequence[Rate], target: str) -> list[Rate]:
-    """Values without their scale: those noted, but where somebody has set another, that one."""
-    present = read_rates(optimizer, target)
-    known = [*bases, *present[len(bases) :]]  # of groups that were added since
-    groups = zip(optimizer.param_groups, known, present, strict=True)
-    return [new if was_changed(group, target) else old for group, old, new in groups]
+    """Whether a group's value is not the one that its note says was written."""
+    note = group.get(_NOTE + target)
+    return note is not None and float(group[target]) != float(note[0] * note[1])
 
 
 def put_back(optimizer: Optimizer) -> None:
-    """Set noted values that nobody has changed since to what they are without scale, and forget what was noted."""
+    """Set values that nothing else has changed to their base values, and remove the notes."""
     for group in optimizer.param_groups:
-        for target in [name for name in group if _WRITTEN + name in group]:
-            key = _WRITTEN + target
-            if not was_changed(group, target):
-                _set_rate(group, target, group[key][0])
-            del group[key]
+        for target in [name for name in group if _NOTE + name in group]:
+            is_changed = was_changed(group, target)
+            base, _ = group.pop(_NOTE + target)
+            if is_changed:
+                continue
+            if isinstance(group[target], Tensor):
+                group[target].fill_(float(base))
+            else:
+                group[target] = float(base)
 
 
-def _set_rate(group: Group, target: str, rate: Rate) -> None:
-    if isinstance(group[target], Tensor):
-        group[target].fill_(float(rate))
-    else:
-        group[target] = float(rate)
+def _new_bases(groups: Sequence[Group], target: str) -> list[Rate]:
+    """The base values of groups whose values something else has set."""
+    notes = [group[_NOTE + target] for group in groups]
+    values = [group[target] for group in groups]
+    written = [float(base * scale) for base, scale in notes]
+    factors = [float(value) / before if before else math.nan for value, before in zip(values, written, strict=True)]
+    is_decay = len({scale for _, scale in notes}) > 1 and all(
+        math.isclose(factor, factors[0], rel_tol=_SAME) for factor in factors
+    )
+    if is_decay:
+        return [base * factor for (base, _), factor in zip(notes, factors, strict=True)]
+    return [value.clone() if isinstance(value, Tensor) else float(value) for value in values]

@@ -1,139 +1,95 @@
-"""TempBalance: the base schedule's rate times the scale of each group's own layer."""
+"""TempBalance: the schedule's learning rate times the scale of each group's layer."""
 
 from __future__ import annotations
 
 import copy
 import json
-import sys
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from tempbalance.execution.background import Pending
-from tempbalance.execution.budget import Entry, Ledger, Spending, check_budget
-from tempbalance.execution.distributed import Choose, SharedScoring, check_share, find_ranks
+from tempbalance.errors import warn
+from tempbalance.execution.background import Background
+from tempbalance.execution.budget import Budgeted, Spending
+from tempbalance.execution.distributed import Choose, SharedScoring, find_ranks
+from tempbalance.execution.inline import Execution, Inline, Outcome, Request, Source
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
-from tempbalance.optim.charge import OUTERMOST, check_caller, take_over
-from tempbalance.optim.param_groups import LABEL, check_belonging
-from tempbalance.optim.rates import (
-    Rate,
-    check_target,
-    note_written,
-    own_rates,
-    put_back,
-    read_bases,
-    read_rates,
-    was_changed,
-    write_rates,
-)
+from tempbalance.optim.param_groups import check_belonging
+from tempbalance.optim.rates import BaseValues, Rate, check_target, put_back, read_values, was_changed
 from tempbalance.optim.state import (
-    VERSIONS,
+    VERSION,
+    Options,
     check_state,
     driven_by,
     labels_of,
-    loaded_options,
     mark_of,
     plain,
     schedule_types,
 )
 from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange
-from tempbalance.ranking.compare import Blending, Comparing, GroupFunction, KeepMean, scales_of, unit_of
-from tempbalance.ranking.scoring import ReferenceName, Scoring, check_count
+from tempbalance.ranking.compare import Blending, Comparison, check_group_by, scales_of, unit_of
 from tempbalance.ranking.table import LayerRow, LayerTable
-from tempbalance.spectral.matrices import Windows
 from tempbalance.spectral.score import ScoreFunction, ScoreName
 from tempbalance.spectral.tail import TailFunction, TailName
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """What a call has worked out, before any of it takes effect: rows, what is under way, and what it took."""
-
-    rows: list[LayerRow] | None = None
-    started: Pending | None = None
-    entry: Entry | None = None
-
-    @contextmanager
-    def cancelling(self) -> Iterator[None]:
-        """Give up what was started if what follows it fails."""
-        try:
-            yield
-        except BaseException:
-            if self.started is not None:
-                self.started.cancel()
-            raise
-
-
 class TempBalance(LRScheduler):
-    """Train each layer at the base rate times a scale that its weight's spectrum asks for (Algorithm 1).
+    """Train each layer at the base learning rate times a scale set by its weight spectrum (Algorithm 1).
 
-    Layers are scored on construction and then every ``interval`` calls of `step`; layers with a larger score get a
-    larger rate. Call `step` where the base schedule would be stepped, and nothing else steps that.
+    Layers are scored on construction and then every ``interval`` calls of `step`. Layers with a larger score get a
+    larger learning rate. Call `step` where the schedule would be stepped, and let nothing else step the schedule.
 
     Args:
         optimizer: Built from `param_groups`, or prepared by `split_param_groups`. Groups without a label keep scale 1.
-        model: The model whose layers are ranked, whichever optimizer holds them; wrappers are looked through.
-        schedule: Any scheduler of torch on the same optimizer, or none for constant base rates.
+        model: The model whose layers are ranked; wrappers are looked through.
+        schedule: Any torch scheduler on the same optimizer, or None for constant base rates.
+
+    Scores and scales:
         scale_range: Smallest and largest scale; the paper's (0.5, 1.5).
-        tail: How a spectrum's tail is fitted: ``median`` (the paper), ``goodness_of_fit``, ``peak``, or a function from
-            eigenvalues, ascending, to a `TailFit`.
-        tail_fraction: With ``median``, the fraction of eigenvalues in the tail; the paper's 1/2.
-        score: What layers are ranked by: ``alpha`` (the paper), ``alpha_weighted``, ``log_alpha_norm``,
+        score: Number that layers are ranked by: ``alpha`` (the paper), ``alpha_weighted``, ``log_alpha_norm``,
             ``spectral_norm``, ``stable_rank``, ``frobenius_norm``, ``entropy``, or a function of eigenvalues and fit.
+        tail: How the tail of a spectrum is fitted: ``median`` (the paper), ``goodness_of_fit``, ``peak``, or a function
+            from eigenvalues, ascending, to a `TailFit`.
+        tail_fraction: With ``median``, the fraction of eigenvalues in the tail; the paper's 1/2.
         assignment: From scores to scales: ``linear`` (the paper, Eq. 2), ``sqrt``, ``log2``, ``step``, ``sigmoid``,
             ``power``, or a function of scores by layer and the scale range.
+        balance: The values of a param group that are balanced, with the scales of the smallest and the largest score:
+            ``{"lr": (0.5, 1.5), "weight_decay": (1.5, 0.5)}``. None balances the learning rate within ``scale_range``.
+
+    When layers are scored:
         interval: Calls of `step` between scorings.
         start: Calls of `step` before the first scoring; scales are 1 until then.
-        score_first: Whether the first layer is scored; an input embedding counts as the first. The authors' code leaves
-            it out, Algorithm 1 does not.
-        score_last: Whether the last layer is scored, likewise.
-        min_eigenvalues: Layers, and parts of layers, with fewer are left out: their alpha is too uncertain.
-        exclude: Name patterns, as in a shell, of layers to leave out.
+        stop: Calls of `step` after which no layer is scored and scales stay as they are; None never stops.
+
+    Which layers are scored:
+        score_first: Score the first layer too; an input embedding counts as the first. The authors' code skips it.
+        score_last: Score the last layer too. The authors' code skips it.
+        score_embeddings: Rank each ``nn.Embedding`` like a layer.
+        min_eigenvalues: Skip layers whose matrices have a smaller side: their alpha is too uncertain.
+        exclude: Name patterns, as in a shell, of layers to skip.
         fused: Name patterns of weights that hold several projections side by side, with their number or their sizes:
             ``{"*.qkv": 3}``.
-        share: Whether the processes of torch.distributed, where that is in use, share the spectra among them; all of
-            them then have to build it and step it together. A process group shares among its processes only, False
-            lets each process score a model of its own.
-        background: Copy the weights to the CPU and score them there in a thread, while training goes on. The new scales
-            take effect ``lag`` calls of `step` later, which waits for them if it must, so that a run stays
-            reproducible; until the first ones do, all are 1.
-        lag: With ``background``, the number of those calls, at most ``interval``.
-        budget: The share of the training's time that scoring may take: at 0.02, a scoring that is due refreshes as many
-            layers as 2 % of the time so far pay for, in turn the most changed and the longest unrefreshed; the others
-            keep their scores. With None all are refreshed, and nothing depends on the clock.
-        reference: With ``random``, alpha is divided by what the same fit gives for a random matrix of the same shape,
-            so that layers are compared by what training did to them; with None, the paper, it is taken as it is.
-        windows: Take the eigenvalues of square windows of a matrix, pooled, so that every matrix has the same aspect
-            ratio: ``square`` for windows as wide as the smaller side, or their side; None for whole matrices.
-        keep_mean: Divide scales by their mean, so that they average to 1 over the scored layers, each counted once, or
-            with ``parameters`` as often as its weight has entries. Scales may then leave ``scale_range``.
-        shrink: Draw each score toward the layers' mean as far as its standard error is large against the spread between
-            layers (`tempbalance.ranking.compare.shrunk`), so that noise does not become a learning rate.
-        smooth: How much the scores of before count when layers are scored again, 0 <= smooth < 1: at 0.9 layers are
-            compared by nine tenths of what they were compared by, and one tenth of their new scores.
-        blend: Calls of `step` over which new scales are reached, in equal parts; 1 is at once.
-        group_by: Makes one score of several layers, their mean: a pattern of the first words of their names, as
-            ``transformer.h.*`` for the blocks of a GPT-2, or a function from a layer's name to its group's, or to None.
-        balance: What is balanced, any number in a param group, with the scales of the smallest and of the largest
-            score; ``{"lr": (0.5, 1.5), "weight_decay": (1.5, 0.5)}`` has decay fall where the rate rises. None is the
-            rate alone, within ``scale_range``. A value that something else sets between steps is a new base value.
+        roots: Names of submodules to rank each on its own, such as ``["generator", "discriminator"]``.
+
+    Beyond the paper:
+        comparison: How layers are compared, a `Comparison`.
+        execution: When and where scoring runs, an `Execution`.
+
+    A value that something else sets between two steps is the new base value. Where all groups are multiplied by one
+    factor, as in a decay by hand, the base values are multiplied by it.
 
     Raises:
         ValueError, TypeError: If an option is out of range, or optimizer, model and schedule do not belong together.
         RuntimeError: If the processes that share hold different models or options, or make different calls.
-        TempBalanceError: If a weight has no spectrum (NaN, Inf, meta, lazy, complex, integer, sparse); it names the
-            layer.
+        TempBalanceError: If a weight has no spectrum (NaN, Inf, meta, lazy, complex, sparse); it names the layer.
     """
 
     def __init__(
@@ -143,238 +99,204 @@ class TempBalance(LRScheduler):
         schedule: LRScheduler | None = None,
         *,
         scale_range: ScaleRange = (0.5, 1.5),
+        score: ScoreName | ScoreFunction = "alpha",
         tail: TailName | TailFunction = "median",
         tail_fraction: float = 0.5,
-        score: ScoreName | ScoreFunction = "alpha",
         assignment: AssignmentName | AssignmentFunction = "linear",
+        balance: Mapping[str, ScaleRange] | None = None,
         interval: int = 1,
         start: int = 0,
+        stop: int | None = None,
         score_first: bool = False,
         score_last: bool = False,
+        score_embeddings: bool = False,
         min_eigenvalues: int = 50,
         exclude: Sequence[str] = (),
         fused: Mapping[str, int | Sequence[int]] | None = None,
-        share: bool | ProcessGroup = True,
-        background: bool = False,
-        lag: int = 1,
-        budget: float | None = None,
-        reference: ReferenceName | None = None,
-        windows: Windows | None = None,
-        keep_mean: KeepMean = False,
-        shrink: bool = False,
-        smooth: float = 0.0,
-        blend: int = 1,
-        group_by: str | GroupFunction | None = None,
-        balance: Mapping[str, ScaleRange] | None = None,
+        roots: Sequence[str] = (),
+        comparison: Comparison | None = None,
+        execution: Execution | None = None,
     ) -> None:
-        self.comparing = Comparing(scale_range, assignment, keep_mean, shrink, smooth, group_by, balance)
-        check_count("interval", interval, least=1)
-        check_count("start", start, least=0)
-        self.scoring = Scoring(
-            tail,
-            tail_fraction,
-            score,
-            score_first,
-            score_last,
-            min_eigenvalues,
-            exclude,
-            fused or {},
-            reference,
-            windows,
+        self.options = Options(
+            scale_range=scale_range,
+            score=score,
+            tail=tail,
+            tail_fraction=tail_fraction,
+            assignment=assignment,
+            balance=balance,
+            interval=interval,
+            start=start,
+            stop=stop,
+            score_first=score_first,
+            score_last=score_last,
+            score_embeddings=score_embeddings,
+            min_eigenvalues=min_eigenvalues,
+            exclude=exclude,
+            fused=fused,
+            roots=roots,
+            comparison=Comparison() if comparison is None else comparison,
+            execution=Execution() if execution is None else execution,
         )
-        if shrink and score != "alpha":
-            raise ValueError(f"shrink needs standard errors, which only score 'alpha' has, got score={score!r}")
-        check_count("blend", blend, least=1)
-        self.blend = blend
-        self.interval, self.start = interval, start
-        self.share = check_share(share)
-        check_count("lag", lag, least=1)
-        if background and lag > interval:
-            raise ValueError(f"lag must be at most interval, {interval}, got {lag}")
-        self.background, self.lag = background, lag
-        check_budget(budget, background=background)
-        self.budget = budget
-        self._ledger = None if budget is None else Ledger(budget)
         if isinstance(schedule, TempBalance):
             raise TypeError("schedule must be a scheduler of torch, got TempBalance")
-        self.model = unwrap(model, keep=["FullyShardedDataParallel"])  # it knows which piece is of what
+        self.model = unwrap(model, keep=["FullyShardedDataParallel"])  # the wrapper alone knows its pieces
         self.schedule = schedule
-        self.schedule_steps = 1  # of a call of `step`; accelerate takes as many as there are processes
         self.last_scores: dict[str, float] = {}
         self.last_scales: dict[str, float] = {}
-        self._scales: dict[str, dict[str, float]] = {}  # by target; those of the rate are last_scales
+        self._schedule_steps = 1  # in a call of `step`; accelerate takes as many as there are processes
+        self._scales: dict[str, dict[str, float]] = {}  # by target; those of the learning rate are last_scales
         self._blending = Blending()
         self._rows: list[LayerRow] = []
         self._calls = -1
-        self._is_retired = self._has_told = False
-        self._pending: Pending | None = None
-
-        def check() -> None:
-            check_belonging(optimizer, model, schedule)
-            if isinstance(group_by, str):
-                self.comparing.check_names([layer.name for layer in find_layers(model)])
-            for target in self.comparing.targets:
-                check_target(optimizer, target)
-
-        scored = self._score_at(0, check)  # before anything is written
+        self._is_retired = self._has_warned = self._has_warned_of_rates = False
+        self._source = _source(self.options.execution)
+        self.optimizer = optimizer
+        request = self._request("TempBalance()", 0, partial(self._check_belonging, model))
+        outcome = self._source.rows_at(request, is_due=self.options.is_due(0))  # before anything is written
         for pattern in exclude:
             if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
-                warnings.warn(f"TempBalance: exclude pattern {pattern!r} matches no layer", stacklevel=2)
-        with scored.cancelling():
-            self._is_doubtful = take_over(optimizer, self)
+                warn(f"exclude pattern {pattern!r} matches no layer")
+        try:
+            self._is_doubtful = _take_over(optimizer, self)
+        except BaseException:
+            outcome.cancel()
+            raise
         self._labels = labels_of(optimizer)
-        self._rates = read_rates(optimizer)
-        self._bases = {target: own_rates(optimizer, target) for target in self.comparing.targets if target != "lr"}
+        self._bases = BaseValues(optimizer, list(self.options.scaling.targets))
         self._schedule_mark = mark_of(schedule)
-        self._commit(scored)
+        self._take_effect(outcome, 0)
         super().__init__(optimizer)
 
-    @property
-    def scale_range(self) -> ScaleRange:
-        """The scales of the rate for the smallest and for the largest score."""
-        return self.comparing.targets.get("lr", (1.0, 1.0))
-
-    @property
-    def assignment(self) -> AssignmentName | AssignmentFunction:
-        """From scores to scales."""
-        return self.comparing.assignment
-
     def _initial_step(self) -> None:
-        """Write the first rates, where torch's schedulers take their first step."""
+        """Write the first learning rates, where torch's schedulers take their first step."""
         self._calls = 0
         self._step_count = 1
         self._write_rates()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take charge of the optimizer that was copied or unpickled with it."""
+        """Take over the optimizer that was copied or unpickled with it."""
         self.__dict__.update(state)
         if not self._is_retired:
             self.optimizer._tempbalance = weakref.ref(self)  # type: ignore[attr-defined]
 
     @property
     def last_epoch(self) -> int:
-        """How often `step` was called."""
+        """The number of calls of `step`."""
         return self._calls
 
     @last_epoch.setter
     def last_epoch(self, value: int) -> None:
-        if value < self._calls:  # SequentialLR winds the schedulers that it is given back
-            raise RuntimeError(OUTERMOST)
+        if value < self._calls:  # SequentialLR sets the schedulers that it is given back by one
+            raise RuntimeError(
+                "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`, "
+                "TempBalance(optimizer, model, schedule), and step only TempBalance"
+            )
         self._calls = value
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the base schedule, score the layers if that is due, and write the rates.
+        """Step the schedule, score the layers if a scoring is due, and write the learning rates.
 
         Args:
-            *args: What the base schedule's ``step`` takes, such as ReduceLROnPlateau's metrics.
+            *args: The arguments of the schedule's ``step``, such as the metric of ReduceLROnPlateau.
             **kwargs: The same by name.
 
         Raises:
-            TempBalanceError: If a weight has become NaN or infinite; nothing has moved then.
+            TempBalanceError: If a weight has become NaN or infinite; nothing has changed then.
         """
-        check_caller(sys._getframe(1).f_locals.get("self"))
-        scored = self._score_at(self._calls + 1, partial(self._check_step, args, kwargs))
-        with scored.cancelling():
-            self._take_in_bases()
+        call = self._calls + 1
+        request = self._request(f"step() {call}", call, partial(self._check_step, args, kwargs))
+        outcome = self._source.rows_at(request, is_due=self.options.is_due(call))
+        try:
+            self._refresh_bases()
             if self.schedule is not None:
                 self._step_schedule(self.schedule, args, kwargs)
-        self._commit(scored)
-        self._calls += 1
+        except BaseException:
+            outcome.cancel()
+            raise
+        self._take_effect(outcome, call)
+        self._calls = call
         self._step_count += 1
         self._write_rates()
 
     def get_lr(self) -> list[Rate]:
-        """The schedule's rate times the scale of each group's own layer."""
-        self._take_in_new_groups()
-        return self._scaled_by(self.last_scales, self._rates)
-
-    def _scaled_by(self, scales: Mapping[str, float], bases: Sequence[Rate]) -> list[Rate]:
-        groups = self.optimizer.param_groups
-        return [base * scales.get(group.get(LABEL, ""), 1.0) for base, group in zip(bases, groups, strict=True)]
+        """The schedule's learning rate times the scale of each group's layer."""
+        self._bases.refresh()
+        return self._bases.scaled(self.last_scales)
 
     def rescore(self) -> None:
-        """Score the layers now, whatever ``interval`` and ``start`` say, and write the rates.
+        """Score the layers now, whatever ``interval``, ``start`` and ``stop`` say, and write the learning rates.
 
         Raises:
-            TempBalanceError: If a weight has no spectrum; nothing has moved then.
+            TempBalanceError: If a weight has no spectrum; nothing has changed then.
         """
-        entry = None if self._ledger is None else Entry(self._ledger, self._calls)
-        scored = self._score(f"rescore() after {self._calls} steps", self._check_active, entry)
-        self._take_in_bases()
-        self._commit(scored, self._calls)
+        request = self._request(f"rescore() after {self._calls} steps", self._calls, self._check_active)
+        outcome = self._source.rows_now(request)
+        self._refresh_bases()
+        self._take_effect(outcome, self._calls)
         self._write_rates()
 
     def wait(self) -> None:
-        """Wait for a scoring that is under way in the background; its scales still take effect when they are due.
+        """Wait for a scoring that runs in the background; its scales still take effect when they are due.
 
-        Processes that share have to call this together. After it, `state_dict` needs no other process.
+        Processes that share must call this together. Afterwards `state_dict` needs no other process.
         """
-        if self._pending is not None:
-            self._pending.finish()
+        self._source.wait()
 
     def restore(self) -> None:
-        """Put the base rates back and give the optimizer up; to build another schedule on it, call this first."""
+        """Put the base rates back and release the optimizer; call this before building another schedule on it."""
         self._check_active()
-        self._take_in_bases()
+        self._refresh_bases()
         self._write_rates()
         put_back(self.optimizer)
         self._retire()
 
     def table(self) -> LayerTable:
-        """What the last scoring found for each layer, and why the others were left out."""
+        """The rows of the last scoring, with the scales of now, or the reason why a layer is skipped."""
         if not self._rows:
-            return LayerTable(
-                [LayerRow(each.name, each.shape, reason="not scored yet") for each in find_layers(self.model)]
-            )
-        labels, why = set(labels_of(self.optimizer)), "no param group of this optimizer has its label"
-        is_lost = [row.score is not None and row.name not in labels for row in self._rows]
-        rows = zip(map(self._in_use, self._rows), is_lost, strict=True)
-        return LayerTable([replace(row, scale=1.0, scales={}, reason=why) if lost else row for row, lost in rows])
+            layers = find_layers(self.model)
+            return LayerTable([LayerRow(each.name, each.shape, reason="not scored yet") for each in layers])
+        labels = set(labels_of(self.optimizer))
+        return LayerTable([self._row_now(row, row.name in labels) for row in self._rows])
 
-    def _in_use(self, row: LayerRow) -> LayerRow:
-        """A row with the scales of now, which may be on their way to those that it asks for."""
+    def _row_now(self, row: LayerRow, is_labelled: bool) -> LayerRow:
+        if row.score is not None and not is_labelled:
+            return replace(row, scale=1.0, scales={}, reason="trained by another optimizer")
         scales = {target: self._scales[target][row.name] for target in row.scales}
         return replace(row, scale=self.last_scales.get(row.name, 1.0), scales=scales)
 
     def spending(self) -> Spending | None:
-        """What scoring has taken of the training's time, and how old scores are; None without a budget.
-
-        Each process tells of its own time; it is rank 0's that decides.
-        """
-        return None if self._ledger is None else self._ledger.spending(self._calls)
+        """The time that scoring has taken and the age of the scores, on this process; None without a budget."""
+        return self._source.spending(self._calls) if isinstance(self._source, Budgeted) else None
 
     def __repr__(self) -> str:
         schedule = type(self.schedule).__name__ if self.schedule is not None else "no schedule"
         return f"<TempBalance of {len(self.last_scores)} scored layers with {schedule}, {self._calls} steps>"
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and tensors, which load with ``weights_only=True``; functions are left out.
+        """Plain numbers, strings and tensors, which load with ``weights_only=True``; functions are not saved.
 
-        A scoring that is under way in the background is waited for, and for that this process solves the others' share
-        too. Nothing is gathered, so that one process alone can be asked.
+        A scoring that runs in the background is waited for, and this process solves the share of the others too.
+        Nothing is gathered, so that one process alone can save.
 
         Raises:
-            RuntimeError: If weights are sharded and one is under way: call `wait` on every process first.
+            RuntimeError: If weights are sharded and a scoring is under way: call `wait` on every process first.
         """
-        self._take_in_new_groups()
-        self._take_in_bases()
-        # what is scored is one text: torch.distributed.checkpoint loads into a state of the same shape only
+        self._bases.refresh()
+        # one text: torch.distributed.checkpoint loads only into a state of the same shape
         scored = {
             "rows": [row.to_dict() for row in self._rows],
             "scores": self.last_scores,
             "blending": asdict(self._blending),
-            "pending": None if self._pending is None else self._pending.state(),
-            "ledger": None if self._ledger is None else self._ledger.state(),
+            "source": self._source.state(),
         }
         state: dict[str, Any] = plain(
             {
-                "version": VERSIONS[-1],
+                "version": VERSION,
                 "last_epoch": self.last_epoch,
                 "step_count": self._step_count,
-                "options": self._options(),
+                "options": self.options.to_state(),
                 "groups": labels_of(self.optimizer),
-                "rates": self._rates,
-                "bases": self._bases,
+                "bases": self._bases.state(),
                 "base_lrs": self.base_lrs,
                 "driven": driven_by(self.schedule, self.optimizer),
                 "scored": json.dumps(plain(scored)),
@@ -385,9 +307,10 @@ class TempBalance(LRScheduler):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a state was saved, and write its rates.
+        """Continue from a saved state, and write its learning rates.
 
-        Options come from the state, as with torch's schedulers; functions stay those this scheduler was built with.
+        Options come from the state, as with torch's schedulers; a warning lists those that differ from the ones given.
+        Functions are those that this scheduler was built with.
 
         Args:
             state_dict: From `state_dict`.
@@ -399,205 +322,113 @@ class TempBalance(LRScheduler):
         self._check_in_charge()
         state = copy.deepcopy(state_dict)
         check_state(state, self.optimizer, self.schedule)
-        options = state["options"]
-        # before version 3 there were no others
-        comparing = options.get("comparing") or {key: options[key] for key in ("scale_range", "assignment")}
-        scoring, comparing = (
-            loaded_options(saved, built, options.get("functions"))
-            for saved, built in ((options["scoring"], self.scoring), (comparing, self.comparing))
-        )
-        scoring = {"reference": None, "windows": None, **scoring}
-        self.scoring, self.comparing = replace(self.scoring, **scoring), Comparing(**comparing)
-        put_back(self.optimizer)  # what the state may not balance
-        self.interval, self.start = options["interval"], options["start"]
-        self.background, self.lag = options.get("background", self.background), options.get("lag", self.lag)
-        self.budget, self.blend = options.get("budget", self.budget), options.get("blend", 1)
-        self._calls, self._step_count = state["last_epoch"], state["step_count"]
-        self._rates, self.base_lrs = state["rates"], state["base_lrs"]
-        self._bases = state.get("bases", {})
-        scored = json.loads(state["scored"]) if "scored" in state else {"pending": None, **state}  # version 1
-        self._rows = [LayerRow.from_dict(row) for row in scored["rows"]]
-        self.last_scores = scored["scores"]
-        ended = {"since": self._calls - self.blend, "start": {}, "aim": {"lr": scored.get("scales", {})}}
-        self._blending = Blending(**scored.get("blending", ended))
-        self._set_pending(None if scored["pending"] is None else Pending.from_state(scored["pending"]))
-        self._ledger = None if self.budget is None else Ledger(self.budget, scored.get("ledger"))
+        options = self.options.from_state(state["options"])
+        scored = json.loads(state["scored"])
+        rows, blending = [LayerRow.from_dict(row) for row in scored["rows"]], Blending(**scored["blending"])
+        source = _source(options.execution)
+        source.load(scored["source"])
+        if different := options.differences(self.options):
+            warn(f"the state's options replace the ones given: {', '.join(different)}")
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
             self._schedule_mark = mark_of(self.schedule)
+        put_back(self.optimizer)  # targets that the state may not balance
+        self._source.close()
+        self.options, self._source = options, source
+        self._calls, self._step_count, self.base_lrs = state["last_epoch"], state["step_count"], state["base_lrs"]
+        self._bases.load(state["bases"])
+        self._rows, self.last_scores, self._blending = rows, scored["scores"], blending
         for group, driven in zip(self.optimizer.param_groups, state["driven"], strict=True):
             group.update({key: tuple(value) if key == "betas" else value for key, value in driven.items()})
         self._is_doubtful = False
         self._write_rates()
 
-    def _take_in_new_groups(self) -> None:
-        """Groups that were added since bring their own base rate."""
-        self._rates += read_rates(self.optimizer)[len(self._rates) :]
-
-    def _take_in_bases(self) -> None:
-        """What something else has set since, other targets than the rate have as their new base value."""
-        self._bases = {target: read_bases(self.optimizer, known, target) for target, known in self._bases.items()}
-
-    def _options(self) -> dict[str, Any]:
-        """Those that make a run what it is; functions are None."""
-        options = {
-            part: {each.name: getattr(found, each.name) for each in fields(found)}
-            for part, found in (("scoring", self.scoring), ("comparing", self.comparing))
-        }
-        own = [name for each in options.values() for name, value in each.items() if callable(value)]
-        return {
-            "interval": self.interval,
-            "start": self.start,
-            "background": self.background,
-            "lag": self.lag,
-            "budget": self.budget,
-            "blend": self.blend,
-            "functions": own,
-            **{
-                part: {name: None if name in own else value for name, value in each.items()}
-                for part, each in options.items()
-            },
-        }
-
-    def _score_at(self, call: int, check: Callable[[], None]) -> _Scored:
-        """What takes effect at a call of `step`, and what is started at it; nothing is changed.
-
-        Args:
-            call: Which.
-            check: Raises what speaks against it; where processes talk to each other, on all of them.
-        """
-        late = call - self.start
-        is_wanted = late >= 0 and late % self.interval == 0
-        name = f"step() {call}" if call else "TempBalance()"
-        ledger = self._ledger
-        if not is_wanted or (ledger is not None and call < ledger.books.ask_at):
-            check()
-            return _Scored(self._due_rows(call))
-        if ledger is not None:
-            return self._score_within(ledger, call, name, check)
-        if not self.background:
-            return self._score(name, check)
-        rows = self._due_rows(call)
-        return _Scored(rows, Pending(self._plan(name, check), call + self.lag))
-
-    def _score_within(self, ledger: Ledger, call: int, name: str, check: Callable[[], None]) -> _Scored:
-        """Refresh the layers for which there is credit, if rank 0 has any."""
-        ranks = find_ranks(self.share)
-        answer = partial(ledger.answer, call, is_alone=ranks.size == 1)
-        has_credit, ask_at = ranks.exchange(f"{name}, budget", answer)[0]
-        entry = Entry(ledger, call, ask_at)
-        if has_credit:
-            return self._score(name, check, entry, entry.choose)
-        check()
-        return _Scored(entry=entry)
-
-    def _score(
-        self, name: str, check: Callable[[], None], entry: Entry | None = None, choose: Choose | None = None
-    ) -> _Scored:
-        """Score all layers, or those that are chosen, here and now."""
-        plan = self._plan(name, check, choose)
-        if entry is not None:
-            entry.plan(plan.costs)
-        if choose is not None and not plan.layers and self._rows:
-            return _Scored(entry=entry)
-        rows = self._scaled(plan.rows(earlier=self._rows))
-        if entry is not None:
-            entry.finish(plan.layers, chooses=plan.ranks.rank == 0)
-        return _Scored(rows, entry=entry)
-
-    def _due_rows(self, call: int) -> list[LayerRow] | None:
-        """The outcome of a scoring that was started earlier; an error in it is told once."""
-        if self._pending is None or call < self._pending.due:
-            return None
-        try:
-            return self._scaled(self._pending.rows())
-        except Exception:
-            self._pending = None
-            raise
+    def _request(self, name: str, call: int, check: Callable[[], None]) -> Request:
+        return Request(name, call, check, self._plan, self._rows, _device(self.optimizer))
 
     def _plan(self, name: str, check: Callable[[], None], choose: Choose | None = None) -> SharedScoring:
+        options = self.options.to_state()
+        group_by = self.options.comparison.group_by
+
         def find() -> list[Layer]:
             check()
             layers = find_layers(self.model)
-            if callable(self.comparing.group_by):  # whose text says nothing of what it does
-                options["groups"] = [unit_of(layer.name, self.comparing.group_by) for layer in layers]
+            if callable(group_by):  # a function's text does not say what it does
+                options["groups"] = [unit_of(layer.name, group_by) for layer in layers]
             return layers
 
-        options = self._options()
-        options |= options.pop("scoring") | options.pop("comparing")
-        return SharedScoring(find, self.scoring, find_ranks(self.share), call=name, options=options, choose=choose)
+        ranks = find_ranks(self.options.execution.share)
+        return SharedScoring(find, self.options.scoring, ranks, call=name, options=options, choose=choose)
 
-    def _scaled(self, rows: list[LayerRow]) -> list[LayerRow]:
-        """Rows with their scales."""
-        return self.comparing.compared(rows, self._rows)
+    def _take_effect(self, outcome: Outcome, call: int) -> None:
+        """Assign scales to new rows, and let the answer count."""
+        if outcome.rows is not None:
+            scaling = self.options.scaling
+            rows = scaling.compared(outcome.rows, self._rows)
+            self._blending = Blending(call, self._scales, scales_of(rows, scaling.targets))
+            self.last_scores = {row.name: row.compared for row in rows if row.compared is not None}
+            self._rows = rows
+            self._warn_if_none_is_scored()
+        outcome.commit()
 
-    def _commit(self, scored: _Scored, call: int | None = None) -> None:
-        """Have rows take effect, at the next call of `step` if not told otherwise, and go on with what was started."""
-        if scored.rows is not None:
-            aim = scales_of(scored.rows, list(self.comparing.targets))
-            self._blending = Blending(self._calls + 1 if call is None else call, self._scales, aim)
-            self._keep(scored.rows)
-        if scored.rows is not None or scored.started is not None:
-            self._set_pending(scored.started)
-        if scored.entry is not None:
-            scored.entry.book()
-
-    def _set_pending(self, pending: Pending | None) -> None:
-        if self._pending is not None:
-            self._pending.cancel()
-        self._pending = pending
-
-    def _retire(self) -> None:
-        self._is_retired = True
-        self._set_pending(None)
-
-    def _keep(self, rows: list[LayerRow]) -> None:
-        self.last_scores = {row.name: row.compared for row in rows if row.compared is not None}
-        if not self.last_scores and not self._has_told:
-            self._has_told = True
-            reasons = "; ".join(sorted({row.reason for row in rows})) or "the model has no layers"
-            warnings.warn(f"TempBalance: no layer is scored ({reasons}): all train at the base rate", stacklevel=4)
-        self._rows = rows
+    def _warn_if_none_is_scored(self) -> None:
+        if not self.last_scores and not self._has_warned:
+            self._has_warned = True
+            reasons = "; ".join(sorted({row.reason for row in self._rows})) or "the model has no layers"
+            warn(f"no layer is scored ({reasons}): all train at the base rate")
 
     def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Step the schedule on its own rates: many go on from a group's present one, and scales must not compound."""
-        write_rates(self.optimizer, self._rates)
-        for target, bases in self._bases.items():
-            write_rates(self.optimizer, bases, target)
+        """Step the schedule on base values: many continue from the present value, and scales must not compound."""
+        self._bases.unscale()
         try:
-            for _ in range(self.schedule_steps):
+            for _ in range(self._schedule_steps):
                 schedule.step(*args, **kwargs)
         except BaseException:
             self._write_rates()
             raise
         finally:
             self._schedule_mark = mark_of(schedule)
-        self._rates = read_rates(self.optimizer)
-        self._bases = {target: read_rates(self.optimizer, target) for target in self._bases}
+        self._bases.read()
+
+    def _refresh_bases(self) -> None:
+        """Read base values that something else has set; with a schedule, warn once that two things set them."""
+        changed = self._bases.refresh()
+        if "lr" in changed and self.schedule is not None and not self._has_warned_of_rates:
+            self._has_warned_of_rates = True
+            names = [self._labels[index] for index in changed["lr"] if index < len(self._labels)]
+            warn(
+                f"something else set the learning rates of groups {names}: they are the new base rates, from which "
+                "the schedule continues. Give whatever sets them to TempBalance as `schedule` to silence this"
+            )
 
     def _write_rates(self) -> None:
-        self._scales = self._blending.at(self._calls, steps=self.blend)
+        self._scales = self._blending.at(self._calls, steps=self.options.comparison.blend)
         self.last_scales = self._scales.get("lr", {})
-        write_rates(self.optimizer, self.get_lr())
-        note_written(self.optimizer, self._rates)
-        for target, bases in self._bases.items():
-            bases += read_rates(self.optimizer, target)[len(bases) :]  # of groups that were added since
-            write_rates(self.optimizer, self._scaled_by(self._scales.get(target, {}), bases), target)
-            note_written(self.optimizer, bases, target)
-        self._last_lr = read_rates(self.optimizer)
+        self._bases.write(self._scales)
+        self._last_lr = read_values(self.optimizer)
+
+    def _retire(self) -> None:
+        self._is_retired = True
+        self._source.close()
+
+    def _check_belonging(self, model: nn.Module) -> None:
+        check_belonging(self.optimizer, model, self.schedule)
+        check_group_by(self.options.comparison.group_by, [layer.name for layer in find_layers(model)])
+        for target in self.options.scaling.targets:
+            check_target(self.optimizer, target)
 
     def _check_active(self) -> None:
         self._check_in_charge()
         if self._is_doubtful:
             raise RuntimeError(
-                "the rates were scaled by an earlier TempBalance and then changed, as by a schedule built on them, so "
-                "the base rates are not known: load this scheduler's state_dict; or restore() the earlier one first; "
-                "or, if you have set the base rates yourself, build TempBalance once more"
+                "the learning rates were scaled by an earlier TempBalance and then changed, as by a schedule built on "
+                "them, so the base rates are not known: load this scheduler's state_dict; or restore() the earlier one "
+                "first; or, if you have set the base rates yourself, build TempBalance once more"
             )
 
     def _check_in_charge(self) -> None:
         if self._is_retired:
-            raise RuntimeError("restored, or another TempBalance on this optimizer has taken over: use that one")
+            raise RuntimeError("restored, or replaced by another TempBalance on this optimizer: use that one")
         labels = labels_of(self.optimizer)[: len(self._labels)]
         if labels != self._labels:
             raise RuntimeError(
@@ -614,14 +445,46 @@ class TempBalance(LRScheduler):
         if mark_of(self.schedule) != self._schedule_mark:
             raise RuntimeError(
                 "something else stepped the schedule: TempBalance steps it, and nothing else may; "
-                "to go on all the same, call restore() and build TempBalance again"
-            )
-        changed = [group.get(LABEL) for group in self.optimizer.param_groups if was_changed(group)]
-        if changed:
-            warnings.warn(
-                f"TempBalance: something else set the rates of groups {changed}, which step() overwrites: "
-                "give what sets the base rate to TempBalance as `schedule` (a function of the epoch as LambdaLR)",
-                stacklevel=3,
+                "to continue all the same, call restore() and build TempBalance again"
             )
         if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", False):
-            warnings.warn("scheduler.step() was called before optimizer.step(): call it after", stacklevel=3)
+            warn("scheduler.step() was called before optimizer.step(): call it after")
+
+
+def _source(execution: Execution) -> Source:
+    if execution.background:
+        return Background(execution.lag)
+    if execution.budget is not None:
+        return Budgeted(execution.budget, execution.share)
+    return Inline()
+
+
+def _device(optimizer: Optimizer) -> str:
+    """Type of the device that the first parameter is on."""
+    groups = getattr(optimizer, "param_groups", ())  # an optimizer of the wrong type is refused later
+    parameters = (each for group in groups for each in group["params"])
+    return next((each.device.type for each in parameters), "cpu")
+
+
+def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
+    """Put back the learning rates that an earlier TempBalance has scaled, and retire it.
+
+    Returns:
+        Whether the rates were changed since, as by a schedule that was built on them, so that the base rates are not
+        known until a state is loaded.
+
+    Raises:
+        ValueError: If they were changed and the earlier scheduler still exists.
+    """
+    earlier = getattr(optimizer, "_tempbalance", lambda: None)()
+    is_changed = any(map(was_changed, optimizer.param_groups))
+    if earlier is not None and not earlier._is_retired:
+        if is_changed:
+            raise ValueError(
+                "the learning rates have changed since an earlier TempBalance on this optimizer scaled them, so the "
+                "base rates are not known: call restore() on the earlier one before you set rates or build a schedule"
+            )
+        earlier._retire()
+    put_back(optimizer)
+    optimizer._tempbalance = weakref.ref(scheduler)  # type: ignore[attr-defined]
+    return is_changed

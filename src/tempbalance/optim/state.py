@@ -1,9 +1,11 @@
-"""States of TempBalance: plain values to save, and what has to fit when they are loaded."""
+"""The options of TempBalance, checked in one place, and its state: plain values to save, and checks before loading."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,79 +13,198 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from tempbalance.errors import check_count
+from tempbalance.execution.inline import Execution
 from tempbalance.optim.param_groups import LABEL, flatten
 from tempbalance.optim.rates import check_target
+from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange, check_assignment
+from tempbalance.ranking.compare import Comparison, Scaling
+from tempbalance.ranking.scoring import Scoring
+from tempbalance.spectral.score import ScoreFunction, ScoreName
+from tempbalance.spectral.tail import TailFunction, TailName
 
-VERSIONS = (1, 2, 3)  # of states that are read; the last one is written
-_DRIVEN = ("momentum", "betas")  # what OneCycleLR and CyclicLR write besides the rate
+VERSION = 1
+_KEYS = ("last_epoch", "step_count", "options", "groups", "bases", "base_lrs", "driven", "scored", "schedule_types")
+_DRIVEN = ("momentum", "betas")  # values that OneCycleLR and CyclicLR write besides the learning rate
+_OF_MACHINE = ("share", "device")  # options of Execution that say nothing about a run
 
 
-def is_state(state: Mapping[str, Any]) -> bool:
-    """Whether a state is one of TempBalance that this version reads."""
-    return state.get("version") in VERSIONS
+@dataclass(frozen=True)
+class Options:
+    """The keywords of `TempBalance`, which describes them."""
+
+    scale_range: ScaleRange = (0.5, 1.5)
+    score: ScoreName | ScoreFunction = "alpha"
+    tail: TailName | TailFunction = "median"
+    tail_fraction: float = 0.5
+    assignment: AssignmentName | AssignmentFunction = "linear"
+    balance: Mapping[str, ScaleRange] | None = None
+    interval: int = 1
+    start: int = 0
+    stop: int | None = None
+    score_first: bool = False
+    score_last: bool = False
+    score_embeddings: bool = False
+    min_eigenvalues: int = 50
+    exclude: Sequence[str] = ()
+    fused: Mapping[str, int | Sequence[int]] | None = None
+    roots: Sequence[str] = ()
+    comparison: Comparison = field(default_factory=Comparison)
+    execution: Execution = field(default_factory=Execution)
+
+    def __post_init__(self) -> None:
+        check_count("interval", self.interval, least=1)
+        check_count("start", self.start, least=0)
+        if self.stop is not None:
+            check_count("stop", self.stop, least=1)
+            if self.stop <= self.start:
+                raise ValueError(f"stop must be above start, {self.start}, or None, got {self.stop}")
+        for name, kind in (("comparison", Comparison), ("execution", Execution)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} must be a tempbalance.{kind.__name__}, got {getattr(self, name)!r}")
+        if self.comparison.shrink and self.score != "alpha":
+            raise ValueError(f"shrink needs standard errors, which only score 'alpha' has, got score={self.score!r}")
+        if self.execution.background and self.execution.lag > self.interval:
+            raise ValueError(f"lag must be at most interval, {self.interval}, got {self.execution.lag}")
+        _ = self.scoring, self.scaling  # which check the others
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """How layers are scored."""
+        return Scoring(
+            tail=self.tail,
+            tail_fraction=self.tail_fraction,
+            score=self.score,
+            score_first=self.score_first,
+            score_last=self.score_last,
+            min_eigenvalues=self.min_eigenvalues,
+            exclude=self.exclude,
+            fused=self.fused or {},
+            reference=self.comparison.reference,
+            windows=self.comparison.windows,
+        )
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        """How scores become scales."""
+        check_assignment(self.assignment, self.scale_range)
+        if self.balance is None:
+            return Scaling(self.assignment, {"lr": (self.scale_range[0], self.scale_range[1])}, self.comparison)
+        if not isinstance(self.balance, Mapping) or not self.balance:
+            raise ValueError(f"balance must map values of a param group to two scales, got {self.balance!r}")
+        if tuple(self.scale_range) != Options.scale_range:
+            raise ValueError(
+                "give the range of lr in balance, beside the others, or as scale_range, not both: got "
+                f"scale_range={self.scale_range!r} and balance={self.balance!r}"
+            )
+        for name, ends in self.balance.items():
+            check_assignment(self.assignment, ends, name=f"balance[{name!r}]", turned=True)
+        targets = {name: (ends[0], ends[1]) for name, ends in self.balance.items()}
+        return Scaling(self.assignment, targets, self.comparison)
+
+    def is_due(self, call: int) -> bool:
+        """Whether layers are scored at a call of ``step``."""
+        is_on = self.start <= call and (self.stop is None or call < self.stop)
+        return is_on and (call - self.start) % self.interval == 0
+
+    def to_state(self) -> dict[str, Any]:
+        """The options that define a run, flat; functions are None and listed under ``functions``."""
+        flat = _flat(self)
+        functions = [name for name, value in flat.items() if callable(value)]
+        return {**flat, **dict.fromkeys(functions), "functions": functions}
+
+    def from_state(self, saved: Mapping[str, Any]) -> Options:
+        """Saved options, with these options' functions and settings of the machine.
+
+        Raises:
+            ValueError: If an option was saved as a function and is none here.
+        """
+        own, values = _flat(self), dict(saved)
+        for name in values.pop("functions"):
+            if not callable(own[name]):
+                raise ValueError(
+                    f"the state was saved with a function as {name}: build TempBalance with it, got {own[name]!r}"
+                )
+        values |= {name: value for name, value in own.items() if callable(value)}
+        nested: dict[str, dict[str, Any]] = {"comparison": {}, "execution": {}}
+        for name in [name for name in values if "." in name]:
+            part, _, key = name.partition(".")
+            nested[part][key] = values.pop(name)
+        comparison, execution = (replace(getattr(self, part), **given) for part, given in nested.items())
+        return replace(self, **values, comparison=comparison, execution=execution)
+
+    def differences(self, other: Options) -> list[str]:
+        """The options that differ from others, as ``name=value (was other)``."""
+        ours, others = _flat(self), _flat(other)
+        return [f"{name}={ours[name]!r} (given {others[name]!r})" for name in ours if ours[name] != others[name]]
+
+
+def _flat(options: Options) -> dict[str, Any]:
+    """Options by name, those of `Comparison` and `Execution` with their own in front."""
+    flat: dict[str, Any] = {}
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if is_dataclass(value):
+            own = [one.name for one in fields(value) if one.name not in _OF_MACHINE]
+            flat |= {f"{each.name}.{name}": getattr(value, name) for name in own}
+        else:
+            flat[each.name] = dict(value) if isinstance(value, Mapping) else value
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in flat.items()}
+
+
+def is_state(state: Any) -> bool:
+    """Whether this is a state of TempBalance."""
+    return isinstance(state, Mapping) and state.get("version") == VERSION and all(key in state for key in _KEYS)
 
 
 def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> None:
-    """Refuse a state of something else.
+    """Refuse a state that does not belong to these groups and this kind of schedule.
 
     Raises:
-        ValueError: If it belongs to another version, other groups or another kind of schedule.
+        ValueError: If it does not, or is no state of TempBalance.
     """
     if not is_state(state):
-        raise ValueError(f"not a state of TempBalance that this version reads: version {state.get('version')!r}")
+        missing = [key for key in _KEYS if key not in state]
+        raise ValueError(f"not a state of TempBalance: version {state.get('version')!r}, missing {missing}")
+    for key in ("last_epoch", "step_count"):
+        check_count(f"the state's {key}", state[key], least=0)
     if state["groups"] != labels_of(optimizer):
         raise ValueError(f"the state has param groups {state['groups']}, the optimizer {labels_of(optimizer)}")
-    for target in state.get("bases", ()):
+    num_groups = len(optimizer.param_groups)
+    for name, values in {"momentum and betas": state["driven"], **state["bases"]}.items():
+        if len(values) != num_groups:
+            raise ValueError(f"the state has {len(values)} values of {name}, the optimizer {num_groups} param groups")
+    for target in state["bases"]:
         check_target(optimizer, target)
     types = schedule_types(schedule)
     if state["schedule_types"] != types:
         raise ValueError(f"the state has schedule {state['schedule_types']}, this scheduler {types}")
 
 
-def loaded_options(saved: Mapping[str, Any], built: Any, functions: Sequence[str] | None) -> dict[str, Any]:
-    """Options after loading: the saved ones, or the functions that stand for them here.
-
-    Args:
-        saved: By name.
-        built: Has those that the scheduler was built with as attributes.
-        functions: Which were functions; before version 3, those that are None.
-
-    Raises:
-        ValueError: If one was saved as a function and none stands for it.
-    """
-    loaded = {}
-    for name, value in saved.items():
-        own, was_function = getattr(built, name), value is None if functions is None else name in functions
-        if was_function and not callable(own):
-            raise ValueError(f"the state was saved with a function as {name}: build TempBalance with it, got {own!r}")
-        loaded[name] = own if callable(own) else value
-    return loaded
-
-
 def labels_of(optimizer: Optimizer) -> list[str | None]:
-    """The layer of each group, if it has one."""
+    """The layer of each group, or None."""
     return [group.get(LABEL) for group in optimizer.param_groups]
 
 
 def schedule_types(schedule: LRScheduler | None) -> list[str]:
-    """What kind of schedule it is, with those inside it."""
+    """The type of a schedule and of those inside it."""
     return [type(each).__name__ for each in flatten([schedule])]
 
 
 def mark_of(schedule: LRScheduler | None) -> list[tuple[Any, ...]]:
-    """Changes when the schedule, or one inside it, is stepped."""
-    return [tuple(getattr(each, key, None) for key in ("last_epoch", "T_cur")) for each in flatten([schedule])]
+    """A value that changes when the schedule, or one inside it, is stepped."""
+    return [(getattr(each, "last_epoch", None), getattr(each, "T_cur", None)) for each in flatten([schedule])]
 
 
 def driven_by(schedule: LRScheduler | None, optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What the schedule writes into each group besides the rate, as it is now."""
+    """The present values that the schedule writes into each group besides the learning rate."""
     cycles = any(getattr(each, "cycle_momentum", False) for each in flatten([schedule]))
     keys = [key for key in _DRIVEN if cycles and key in optimizer.defaults]
     return [{key: group.get(key) for key in keys} for group in optimizer.param_groups]
 
 
 def plain(value: Any) -> Any:
-    """A copy in which numpy's numbers are Python's, which ``weights_only=True`` loads."""
+    """A copy with Python's numbers in place of numpy's, which ``weights_only=True`` loads."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, np.generic):

@@ -1,4 +1,4 @@
-"""Scores to scales: layers compared with each other, and what is made of it for each target."""
+"""Rows with scores to rows with scales: groups of layers, shrinkage, averages over time, and blending."""
 
 from __future__ import annotations
 
@@ -8,85 +8,98 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from tempbalance.errors import ScoreError
-from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange, assign, check_assignment
+from tempbalance.errors import ScoreError, check_count
+from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange, assign
+from tempbalance.ranking.scoring import ReferenceName
 from tempbalance.ranking.table import LayerRow, PartRow
+from tempbalance.spectral.matrices import Windows
 
 GroupFunction = Callable[[str], str | None]
 KeepMean = bool | Literal["parameters"]
+Scales = Mapping[str, Mapping[str, float]]  # by target, then by layer
 
 
 @dataclass(frozen=True)
-class Comparing:
-    """How layers are compared: the options of `TempBalance` that say so, described there."""
+class Comparison:
+    """How layers are compared beyond the paper, which uses none of these options.
 
-    scale_range: ScaleRange = (0.5, 1.5)
-    assignment: AssignmentName | AssignmentFunction = "linear"
+    Attributes:
+        reference: ``random`` divides alpha by the alpha of a random matrix of the same shape, so that layers of
+            different shapes can be compared. It needs the score ``alpha``.
+        windows: Pool the eigenvalues of square windows of each matrix, so that all have one aspect ratio: ``square``
+            for windows as wide as the smaller side, or the side as a number.
+        keep_mean: Divide scales by their mean over the scored layers; with ``parameters``, each layer counts as often
+            as its weight has entries. Scales may then leave ``scale_range``.
+        shrink: Move each score toward the mean of all, by how large its standard error is against the spread between
+            layers (`shrunk`). It needs the score ``alpha``.
+        smooth: Weight of the earlier scores when layers are scored again, 0 <= smooth < 1.
+        blend: Calls of ``step`` over which new scales are reached, in equal parts.
+        group_by: Give several layers one score, their mean: a pattern of the first words of their names, such as
+            ``transformer.h.*`` for the blocks of a GPT-2, or a function from a layer's name to a group's or None.
+    """
+
+    reference: ReferenceName | None = None
+    windows: Windows | None = None
     keep_mean: KeepMean = False
     shrink: bool = False
     smooth: float = 0.0
+    blend: int = 1
     group_by: str | GroupFunction | None = None
-    balance: Mapping[str, ScaleRange] | None = None
 
     def __post_init__(self) -> None:
-        check_assignment(self.assignment, self.scale_range)
-        object.__setattr__(self, "scale_range", tuple(self.scale_range))
         if not isinstance(self.keep_mean, bool) and self.keep_mean != "parameters":
             raise ValueError(f"keep_mean must be True, False or 'parameters', got {self.keep_mean!r}")
         if not isinstance(self.shrink, bool):
             raise TypeError(f"shrink must be True or False, got {self.shrink!r}")
         if isinstance(self.smooth, bool) or not isinstance(self.smooth, int | float) or not 0 <= self.smooth < 1:
             raise ValueError(f"smooth must satisfy 0 <= smooth < 1, got {self.smooth!r}")
+        check_count("blend", self.blend, least=1)
         if self.group_by is not None and not callable(self.group_by) and not isinstance(self.group_by, str):
             raise TypeError(f"group_by must be a name pattern or a function, got {self.group_by!r}")
-        self._check_balance()
 
-    def _check_balance(self) -> None:
-        if self.balance is None:
-            return
-        if not isinstance(self.balance, Mapping) or not self.balance:
-            raise ValueError(f"balance must map what is balanced to two scales, got {self.balance!r}")
-        if self.scale_range != Comparing.scale_range:
-            raise ValueError(
-                f"give the range of lr in balance, beside the others, or as scale_range, not both: got "
-                f"scale_range={self.scale_range!r} and balance={self.balance!r}"
-            )
-        for name, ends in self.balance.items():
-            check_assignment(self.assignment, ends, name=f"balance[{name!r}]", turned=True)
-        object.__setattr__(self, "balance", {name: tuple(ends) for name, ends in self.balance.items()})
 
-    @property
-    def targets(self) -> Mapping[str, ScaleRange]:
-        """What is balanced, with the scales of the smallest and of the largest score."""
-        return {"lr": self.scale_range} if self.balance is None else self.balance
+def check_group_by(group_by: str | GroupFunction | None, names: Sequence[str]) -> None:
+    """Refuse a pattern that groups no layers.
 
-    def check_names(self, names: Sequence[str]) -> None:
-        """Refuse a pattern that says nothing about a model.
+    Raises:
+        ValueError: If ``group_by`` matches none of the names.
+    """
+    if isinstance(group_by, str) and all(unit_of(name, group_by) == name for name in names):
+        raise ValueError(f"group_by pattern {group_by!r} puts no layers together, of {list(names)}")
 
-        Raises:
-            ValueError: If ``group_by`` matches none of its layers' names.
-        """
-        if isinstance(self.group_by, str) and all(unit_of(name, self.group_by) == name for name in names):
-            raise ValueError(f"group_by pattern {self.group_by!r} puts no layers together, of {list(names)}")
+
+@dataclass(frozen=True)
+class Scaling:
+    """From rows with scores to rows with scales.
+
+    Attributes:
+        assignment: From scores to scales.
+        targets: The values of a param group that are balanced, with the scales of the smallest and the largest score.
+        comparison: How layers are compared.
+    """
+
+    assignment: AssignmentName | AssignmentFunction
+    targets: Mapping[str, ScaleRange]
+    comparison: Comparison
 
     def compared(self, rows: Sequence[LayerRow], earlier: Iterable[LayerRow] = ()) -> list[LayerRow]:
-        """Rows with what their layers are compared by, and their scales.
+        """Add to each row the score it is compared by, and its scales.
 
         Args:
             rows: Of one scoring.
-            earlier: Of the one before.
+            earlier: Of the scoring before.
 
         Raises:
-            ScoreError: If a score does not suit the assignment, or a function gives what is no scale or no group.
+            ScoreError: If a score does not suit the assignment, or a function returns no scale or no group name.
         """
-        units = {row.name: unit_of(row.name, self.group_by) for row in rows if row.score is not None}
+        units = {row.name: unit_of(row.name, self.comparison.group_by) for row in rows if row.score is not None}
         scores = self._smoothed(self._unit_scores(rows, units), units, earlier)
-        sizes = {row.name: math.prod(row.shape) if self.keep_mean == "parameters" else 1 for row in rows}
+        sizes = {row.name: math.prod(row.shape) if self.comparison.keep_mean == "parameters" else 1 for row in rows}
         scales: dict[str, dict[str, float]] = {}
         for target, ends in self.targets.items():
             assigned = assign(scores, assignment=self.assignment, scale_range=ends, turned=True)
             of_layers = {name: assigned[unit] for name, unit in units.items()}
-            scales[target] = _with_mean_1(of_layers, sizes) if self.keep_mean else of_layers
+            scales[target] = _with_mean_1(of_layers, sizes) if self.comparison.keep_mean else of_layers
         return [
             replace(
                 row,
@@ -100,13 +113,13 @@ class Comparing:
         ]
 
     def _unit_scores(self, rows: Sequence[LayerRow], units: Mapping[str, str]) -> dict[str, float]:
-        """The mean score of each unit, drawn toward that of all if so wanted."""
+        """The mean score of each unit, shrunk toward the mean of all if asked."""
         members: dict[str, list[LayerRow]] = {}
         for row in rows:
             if row.name in units:
                 members.setdefault(units[row.name], []).append(row)
         scores = {unit: _mean([row.score for row in each if row.score is not None]) for unit, each in members.items()}
-        if not self.shrink:
+        if not self.comparison.shrink:
             return scores
         errors = [math.hypot(*map(score_error, each)) / len(each) for each in members.values()]
         return dict(zip(scores, shrunk(list(scores.values()), errors), strict=True))
@@ -114,25 +127,26 @@ class Comparing:
     def _smoothed(
         self, scores: dict[str, float], units: Mapping[str, str], earlier: Iterable[LayerRow]
     ) -> dict[str, float]:
-        """The scores averaged with those of before."""
-        if self.smooth == 0:
+        """The scores averaged with the earlier ones."""
+        smooth = self.comparison.smooth
+        if smooth == 0:
             return scores
         before = {units[row.name]: row.compared for row in earlier if row.compared is not None and row.name in units}
         return {
-            unit: score if (old := before.get(unit)) is None else self.smooth * old + (1 - self.smooth) * score
+            unit: score if (old := before.get(unit)) is None else smooth * old + (1 - smooth) * score
             for unit, score in scores.items()
         }
 
 
 def unit_of(name: str, group_by: str | GroupFunction | None) -> str:
-    """What a layer is compared as: a group that it belongs to, or itself.
+    """The name under which a layer is compared: that of its group, or its own.
 
     Args:
         name: The layer.
-        group_by: A pattern of the first words of names, or a function that gives a layer's group or ``None``.
+        group_by: A pattern of the first words of names, or a function that returns a layer's group or ``None``.
 
     Raises:
-        ScoreError: If the function gives what is no name.
+        ScoreError: If the function returns neither a string nor ``None``.
 
     Example:
         >>> unit_of("model.layers.10.mlp.up_proj", "model.layers.*"), unit_of("lm_head", "model.layers.*")
@@ -143,7 +157,7 @@ def unit_of(name: str, group_by: str | GroupFunction | None) -> str:
     if callable(group_by):
         group = group_by(name)
         if group is not None and not isinstance(group, str):
-            raise ScoreError(f"layer {name!r}: group_by must give a name or None, got {group!r}")
+            raise ScoreError(f"layer {name!r}: group_by must return a name or None, got {group!r}")
         return name if group is None else group
     patterns, words = group_by.split("."), name.split(".")
     is_in = len(words) >= len(patterns) and all(map(fnmatchcase, words, patterns))
@@ -151,12 +165,12 @@ def unit_of(name: str, group_by: str | GroupFunction | None) -> str:
 
 
 def shrunk(scores: Sequence[float], errors: Sequence[float]) -> list[float]:
-    """Scores drawn toward their mean as far as their errors are large against the spread between layers.
+    """Move scores toward their mean, by how large their errors are against the spread between layers.
 
     Empirical Bayes, with normal scores and normal errors. With x_i the scores of L layers and e_i their standard errors
 
         t^2 = max(0, sum_i (x_i - mean(x))^2 / (L - 1) - mean(e^2))     the spread that errors do not explain
-        m   = sum_i w_i x_i / sum_i w_i,  w_i = 1 / (t^2 + e_i^2)       the layers' mean, each counted as it is certain
+        m   = sum_i w_i x_i / sum_i w_i,  w_i = 1 / (t^2 + e_i^2)       the mean, weighted by certainty
         x_i becomes m + t^2 / (t^2 + e_i^2) (x_i - m)
 
     Where errors explain all of the spread, every score becomes m. Without errors nothing moves.
@@ -217,17 +231,14 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(value / len(values) for value in values)
 
 
-Scales = Mapping[str, Mapping[str, float]]  # by target, then by layer
-
-
 @dataclass(frozen=True)
 class Blending:
-    """A passage from some scales to others, in equal parts.
+    """A change from earlier scales to new ones in equal parts.
 
     Attributes:
         since: The call of ``step`` that takes the first part.
         start: The scales before it; 1 where there is none.
-        aim: Those at the end.
+        aim: The scales at the end.
     """
 
     since: int = 0
@@ -235,7 +246,7 @@ class Blending:
     aim: Scales = field(default_factory=dict)
 
     def at(self, call: int, *, steps: int) -> dict[str, dict[str, float]]:
-        """The scales at a call, where the passage takes so many."""
+        """The scales at a call, where the change takes this many steps."""
         taken = call - self.since + 1
         if taken >= steps:
             return {target: dict(scales) for target, scales in self.aim.items()}
@@ -243,15 +254,15 @@ class Blending:
         return {
             target: {
                 layer: (1 - share) * before.get(layer, 1.0) + share * scales.get(layer, 1.0)
-                for layer in {**scales, **before}  # one that is left out since is on its way to 1
+                for layer in {**scales, **before}  # a layer that is skipped by now goes back to 1
             }
             for target, scales in self.aim.items()
             for before in [self.start.get(target, {})]
         }
 
 
-def scales_of(rows: Sequence[LayerRow], targets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """What the scored layers' rows ask for, by target; the rate is always among them."""
+def scales_of(rows: Sequence[LayerRow], targets: Iterable[str]) -> dict[str, dict[str, float]]:
+    """The scales of the scored layers, by target; the learning rate is always among the targets."""
     scored = [row for row in rows if row.score is not None]
     others = {target: {row.name: row.scales[target] for row in scored} for target in targets if target != "lr"}
     return {"lr": {row.name: row.scale for row in scored}, **others}

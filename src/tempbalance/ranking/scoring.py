@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from tempbalance.errors import ScoreError, TailError, TempBalanceError
+from tempbalance.errors import ScoreError, TailError, TempBalanceError, check_count
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow, PartRow
 from tempbalance.spectral.eigenvalues import DOUBT, FAR, FLAT, STEEP, Spectrum, check_weight, spectra
@@ -60,16 +60,6 @@ class Scoring:
         for pattern, sizes in self.fused.items():
             if not all(isinstance(size, int) for size in (sizes if isinstance(sizes, list | tuple) else [sizes])):
                 raise ValueError(f"fused must give a number of parts or their sizes, got {sizes!r} for {pattern!r}")
-
-
-def check_count(name: str, value: int, *, least: int) -> None:
-    """Refuse an option that is not a whole number, or too small a one.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 @dataclass(eq=False)

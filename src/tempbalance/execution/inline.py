@@ -1,0 +1,188 @@
+"""Which rows take effect at a call of ``step``: the question that `Inline`, `Background` and `Budgeted` answer.
+
+A scheduler asks with a `Request` and gets an `Outcome`. Nothing takes effect before `Outcome.commit`, so that a call
+that fails leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.distributed import ProcessGroup
+
+from tempbalance.errors import check_count, warn
+from tempbalance.execution.distributed import Choose, SharedScoring, Team, check_share
+from tempbalance.ranking.table import LayerRow
+
+_MUCH = 0.2  # share of the time above which scoring is worth a warning
+_LONG = 10.0  # seconds that scoring must have taken by then
+
+
+@dataclass(frozen=True)
+class Execution:
+    """When and where layers are scored.
+
+    Attributes:
+        share: Whether the processes of torch.distributed, where it is in use, share the spectra among them. All of them
+            then build the scheduler and step it together. A process group shares among its own processes; False lets
+            each process score its own model.
+        background: Copy the weights to the CPU and score them in a thread while training continues. The new scales take
+            effect ``lag`` calls of ``step`` later, which waits for them if it must, so that a run stays reproducible.
+        lag: With ``background``, the number of those calls, at most ``interval``.
+        budget: Share of the training time that scoring may take, 0 < budget < 1: at 0.02, each scoring refreshes as
+            many layers as 2 % of the time so far pay for. With None every scoring refreshes every layer.
+        device: Where weights are solved: None for the device they are on, ``cpu`` to copy them to the CPU first.
+    """
+
+    share: bool | ProcessGroup | Team = True
+    background: bool = False
+    lag: int = 1
+    budget: float | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "share", check_share(self.share))
+        if not isinstance(self.background, bool):
+            raise TypeError(f"background must be True or False, got {self.background!r}")
+        check_count("lag", self.lag, least=1)
+        if self.lag != 1 and not self.background:
+            raise ValueError(f"lag goes with background=True, got lag={self.lag} without it")
+        if self.device not in (None, "cpu"):
+            raise ValueError(f"device must be 'cpu' or None, got {self.device!r}")
+        if self.budget is None:
+            return
+        if isinstance(self.budget, bool) or not isinstance(self.budget, int | float) or not 0 < self.budget < 1:
+            raise ValueError(f"budget must satisfy 0 < budget < 1, or be None, got {self.budget!r}")
+        if self.background:
+            raise ValueError(
+                "budget bounds the time that training waits for scoring, and with background=True it does not wait: "
+                f"give one of the two, got budget={self.budget!r} with background=True"
+            )
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call that may score layers.
+
+    Attributes:
+        name: The call, which must be the same on all processes.
+        call: How often ``step`` has been called, this time included.
+        check: Raises if the call cannot be made.
+        plan: Checks, finds the layers and agrees with the other processes; given a function, on the layers it chooses.
+        earlier: The rows of the scoring before.
+        device: Type of the device that the model is on.
+    """
+
+    name: str
+    call: int
+    check: Callable[[], None]
+    plan: Callable[[str, Callable[[], None], Choose | None], SharedScoring]
+    earlier: Sequence[LayerRow] = ()
+    device: str = "cpu"
+
+    def scoring(self, choose: Choose | None = None) -> SharedScoring:
+        """Plan a scoring for this call."""
+        return self.plan(self.name, self.check, choose)
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer to a `Request`.
+
+    Attributes:
+        rows: The rows that take effect, without scales; None if no new ones do.
+        commit: Let the answer count.
+        cancel: Give it up.
+    """
+
+    rows: list[LayerRow] | None = None
+    commit: Callable[[], None] = _nothing
+    cancel: Callable[[], None] = _nothing
+
+
+class Source(Protocol):
+    """Answers which rows take effect."""
+
+    def rows_at(self, request: Request, *, is_due: bool) -> Outcome:
+        """Answer a call of ``step`` at which a scoring is due or not."""
+
+    def rows_now(self, request: Request) -> Outcome:
+        """Score all layers at once, whatever is due."""
+
+    def wait(self) -> None:
+        """Wait for a scoring that is under way."""
+
+    def close(self) -> None:
+        """Give up a scoring that is under way."""
+
+    def state(self) -> dict[str, Any] | None:
+        """Plain values from which `load` continues."""
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from a state."""
+
+
+class Inline:
+    """Scores all layers in the call at which a scoring is due."""
+
+    def __init__(self) -> None:
+        self._watch = Watch()
+
+    def rows_at(self, request: Request, *, is_due: bool) -> Outcome:
+        """Score if a scoring is due."""
+        if not is_due:
+            request.check()
+            return Outcome()
+        start = time.perf_counter()
+        rows = request.scoring().rows()
+        self._watch.add(time.perf_counter() - start)
+        return Outcome(rows)
+
+    def rows_now(self, request: Request) -> Outcome:
+        """Score."""
+        return Outcome(request.scoring().rows())
+
+    def wait(self) -> None:
+        """Nothing is ever under way."""
+
+    def close(self) -> None:
+        """Nothing is ever under way."""
+
+    def state(self) -> None:
+        """Nothing has to be saved."""
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Nothing has to be loaded."""
+
+
+class Watch:
+    """Warns once if scoring takes much of the training time; the first scoring, on construction, does not count."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._spent, self._has_warned = 0.0, False
+
+    def add(self, seconds: float) -> None:
+        """Count a scoring that has just ended."""
+        now = time.perf_counter()
+        if self._since is None:
+            self._since = now
+            return
+        self._spent += seconds
+        share = self._spent / (now - self._since)
+        if share > _MUCH and self._spent > _LONG and not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"scoring has taken {share:.0%} of the time so far: raise `interval`, the calls of step() between "
+                "scorings, or bound it with `execution=Execution(budget=0.02)`"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_since": None, "_spent": 0.0}  # the clock of another process starts elsewhere
