@@ -1,13 +1,15 @@
 """param_groups and split_param_groups: which parameter trains with which layer, and that nothing else changes."""
 
 import copy
+import inspect
 import io
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import LBFGS, SGD
+from torch.optim import LBFGS, SGD, AdamW
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, ExponentialLR, LambdaLR, SequentialLR, StepLR
 
 from tempbalance import TempBalance, find_layers, param_groups, split_param_groups
@@ -213,6 +215,211 @@ def test_groups_of_a_tensor_rate_get_one_each():
     tensors = [group["lr"] for group in groups]
     assert len({id(each) for each in tensors}) == 5
     assert [float(each) for each in tensors] == [float(rate)] * 5
+
+
+# small layers in one group
+
+
+class Mixed(nn.Module):
+    """Large and small layers in turn, with what follows them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.large = nn.Linear(16, 12)
+        self.large_norm = nn.LayerNorm(12)
+        self.narrow = nn.Linear(12, 3)
+        self.narrow_norm = nn.LayerNorm(3)
+        self.wide = nn.Linear(3, 18)
+        self.depthwise = nn.Conv1d(18, 18, 3, groups=18, padding=1)
+        self.depthwise_norm = nn.BatchNorm1d(18)
+        self.head = nn.Linear(18, 10)
+        self.gain = nn.Parameter(torch.ones(10))
+
+    def forward(self, x):
+        x = torch.relu(self.large_norm(self.large(x)))
+        x = self.wide(torch.relu(self.narrow_norm(self.narrow(x))))
+        x = self.depthwise_norm(self.depthwise(x.unsqueeze(-1)))
+        return self.head(torch.relu(x.squeeze(-1))) * self.gain
+
+
+def names_in(model, groups):
+    names = {id(each): name for name, each in model.named_parameters()}
+    return [(group.get("layer"), [names[each] for each in ids(group["params"])]) for group in groups]
+
+
+def test_layers_with_a_short_side_are_in_the_rest_with_their_followers():
+    model = Mixed()
+    assert names_in(model, param_groups(model, min_eigenvalues=10)) == [
+        ("large", ["large.weight", "large.bias", "large_norm.weight", "large_norm.bias"]),
+        ("head", ["head.weight", "head.bias"]),
+        (
+            None,
+            [
+                "gain",
+                *("narrow.weight", "narrow.bias", "narrow_norm.weight", "narrow_norm.bias"),
+                *("wide.weight", "wide.bias"),
+                *("depthwise.weight", "depthwise.bias", "depthwise_norm.weight", "depthwise_norm.bias"),
+            ],
+        ),
+    ]
+
+
+SIDES = {
+    "linear": (lambda: nn.Linear(9, 20), 9),
+    "convolution": (lambda: nn.Conv2d(7, 12, 3), 7),
+    "grouped": (lambda: nn.Conv2d(12, 24, 3, groups=4), 3),
+    "depthwise": (lambda: nn.Conv2d(32, 32, 7, groups=32), 1),
+    "transposed": (lambda: nn.ConvTranspose2d(12, 5, 3), 5),
+    "experts": (lambda: nn.ParameterDict({"experts": torch.ones(40, 6, 11)}), 6),
+    "attention": (lambda: nn.MultiheadAttention(8, 2), 8),
+    "gates": (lambda: nn.LSTM(30, 5), 5),
+}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_the_limit_is_on_the_side_of_the_matrices(name):
+    build, side = SIDES[name]
+    model = nn.ModuleDict({"small": build(), "large": nn.Linear(64, 64)})
+    at, above = (param_groups(model, min_eigenvalues=limit) for limit in (side, side + 1))
+    assert label_of(at) == label_of(param_groups(model))
+    assert {group.get("layer") for group in above} == {"large", None}
+
+
+def test_each_weight_of_a_module_counts_by_its_own_side():
+    model = nn.LSTM(5, 30)
+    assert [group.get("layer") for group in param_groups(model, min_eigenvalues=20)] == ["weight_hh_l0", None]
+
+
+def test_a_weight_of_unknown_shape_keeps_its_group():
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 64), nn.Linear(64, 64))
+    assert [group.get("layer") for group in param_groups(model, min_eigenvalues=32)] == ["0", "2", None]
+
+
+def test_a_bias_of_a_tied_layer_goes_with_a_small_weight():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(64, 64))
+    model[1].weight = model[0].weight
+    assert names_in(model, param_groups(model, min_eigenvalues=32))[-1] == (
+        None,
+        ["0.weight", "0.bias", "1.bias"],
+    )
+
+
+def test_groups_with_options_have_a_rest_each():
+    model = Mixed()
+    groups = param_groups(model, two_rates(model), min_eigenvalues=10)
+    assert [(group.get("layer"), group["lr"]) for group in groups] == [
+        *(("large", 0.1), ("head", 0.1), (None, 0.1)),
+        *(("large", 0.02), ("head", 0.02), (None, 0.02)),
+    ]
+
+
+def test_groups_that_are_labelled_already_keep_their_labels():
+    model = Mixed()
+    once = param_groups(model)
+    assert names_in(model, param_groups(model, once, min_eigenvalues=10)) == names_in(model, once)
+
+
+def test_a_model_of_small_layers_only_keeps_every_group():
+    model = small_mlp()
+    assert label_of(param_groups(model, min_eigenvalues=50)) == label_of(param_groups(model))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    split_param_groups(optimizer, model, min_eigenvalues=50)
+    with pytest.warns(UserWarning, match="no layer is scored"):
+        TempBalance(optimizer, model, min_eigenvalues=50)
+
+
+@pytest.mark.parametrize("value", [-1, 2.5, True, "50"])
+def test_a_limit_that_is_no_count_is_refused_and_nothing_changes(value):
+    model = Mixed()
+    with raises(ValueError, "min_eigenvalues", repr(value)):
+        param_groups(model, min_eigenvalues=value)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with raises(ValueError, "min_eigenvalues", repr(value)):
+        split_param_groups(optimizer, model, min_eigenvalues=value)
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("kind", ["param_groups", "split_param_groups"])
+@pytest.mark.parametrize("form", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize(
+    "build", [partial(SGD, lr=0.05, momentum=0.9, weight_decay=5e-4), partial(AdamW, lr=0.01)], ids=["sgd", "adamw"]
+)
+def test_updates_do_not_depend_on_whether_small_layers_share_a_group(build, form, kind):
+    trained = []
+    for limit in (None, 0, 10):
+        model = Mixed()
+        if kind == "param_groups":
+            groups = model.parameters() if limit is None else param_groups(model, min_eigenvalues=limit)
+            optimizer = build(groups, **form)
+        else:
+            optimizer = build(model.parameters(), **form)
+            if limit is not None:
+                split_param_groups(optimizer, model, min_eigenvalues=limit)
+        assert len(optimizer.param_groups) == {None: 1, 0: 6, 10: 3}[limit]
+        for step in range(6):
+            train_step(model, optimizer, torch.randn(8, 16, generator=torch.Generator().manual_seed(step)))
+        trained.append(weights(model))
+    assert not torch.equal(trained[0][0], next(Mixed().parameters()))
+    for other in trained[1:]:
+        assert all(map(torch.equal, trained[0], other))
+
+
+def test_a_balanced_run_does_not_depend_on_whether_small_layers_share_a_group():
+    trained, scales = [], []
+    for limit in (0, 9):
+        torch.manual_seed(1)
+        sizes = (16, 12, 14, 4, 14, 9, 3)
+        model = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(sizes)))
+        optimizer = SGD(param_groups(model, min_eigenvalues=limit), lr=0.05, momentum=0.9)
+        scheduler = TempBalance(optimizer, model, min_eigenvalues=9)
+        for step in range(6):
+            train_step(model, optimizer, torch.randn(8, 16, generator=torch.Generator().manual_seed(step)))
+            scheduler.step()
+        trained.append(weights(model))
+        scales.append(scheduler.last_scales)
+    assert scales[0] == scales[1]
+    assert len(scales[0]) == 2
+    assert all(map(torch.equal, *trained))
+
+
+def test_a_scored_layer_without_a_group_is_reported_with_scale_1():
+    model = nn.Sequential(nn.Linear(16, 14), nn.Linear(14, 12), nn.Linear(12, 8), nn.Linear(8, 12), nn.Linear(12, 16))
+    optimizer = SGD(param_groups(model, min_eigenvalues=10), lr=0.1)
+    table = TempBalance(optimizer, model, min_eigenvalues=5).table()
+    for name in ("2", "3"):
+        assert table[name].score is not None
+        assert table[name].scale == 1.0
+        assert table[name].reason
+    assert not table["1"].reason
+
+
+# options of TempBalance
+
+
+OPTIONS = {
+    function: sorted(inspect.signature(TempBalance).parameters.keys() - inspect.signature(function).parameters.keys())
+    for function in (param_groups, split_param_groups)
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "option"), [(function, option) for function, options in OPTIONS.items() for option in options]
+)
+def test_an_option_of_the_scheduler_is_refused_with_whose_it_is(function, option):
+    model = small_mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    arguments = (model,) if function is param_groups else (optimizer, model)
+    with raises(TypeError, repr(option), f"{function.__name__}()", "TempBalance"):
+        function(*arguments, **{option: None})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("function", [param_groups, split_param_groups])
+def test_any_other_keyword_is_refused_as_python_does(function):
+    with pytest.raises(TypeError, match=f"{function.__name__}.* unexpected keyword argument 'colour'") as caught:
+        function(small_mlp(), colour="red")
+    assert "TempBalance" not in str(caught.value)
 
 
 # split_param_groups

@@ -1,21 +1,27 @@
-"""Layers to optimizer param groups, each labelled with its layer."""
+"""Split the parameters of an optimizer into one param group per layer, labelled with the layer's name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import wraps
+from importlib import import_module
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
-from tempbalance.model.layers import find_layers, owners
+from tempbalance.errors import TempBalanceError
+from tempbalance.model.layers import Layer, find_layers, owners
 from tempbalance.model.sharded import find_sharded, unwrap
+from tempbalance.ranking.scoring import check_count
 
 LABEL = "layer"
 
-# How torch's schedulers keep what they know about each group.
+# The attributes in which torch's schedulers keep one value per group.
 _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
 _KNOWN = (
     lr_scheduler.LambdaLR,
@@ -37,68 +43,105 @@ _KNOWN = (
 )
 
 Group = dict[str, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def param_groups(model: nn.Module, groups: Iterable[Any] | None = None) -> list[Group]:
-    """One param group per layer, labelled ``layer``, with its followers, and one for the rest.
+def _naming_options_of_scheduler(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function refuse options of `TempBalance` with an error that says where to pass them."""
+    own = inspect.signature(function).parameters.keys()
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs.keys() - own:
+            scheduler = import_module("tempbalance.optim.scheduler")  # by name, because it imports this module
+            options = inspect.signature(scheduler.TempBalance).parameters
+            for name in kwargs:
+                if name not in own and name in options:
+                    raise TypeError(
+                        f"{function.__name__}() has no argument {name!r}: it is an option of TempBalance, pass it there"
+                    )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_naming_options_of_scheduler
+def param_groups(model: nn.Module, groups: Iterable[Any] | None = None, *, min_eigenvalues: int = 0) -> list[Group]:
+    """Return one param group per layer, labelled with the key ``layer``, and one group for the other parameters.
+
+    A layer's group also holds its followers: its bias and the normalisation that it feeds.
 
     Args:
-        model: The model; wrappers such as DDP and torch.compile are looked through.
-        groups: What would be given to the optimizer otherwise: parameters, named parameters, or param groups. Each is
-            split and keeps its options; parameters outside them stay outside. Without it, all trainable parameters.
-
-    A layer's followers are its bias and the normalisation that it feeds.
+        model: The model. Wrappers such as DDP and torch.compile are looked through.
+        groups: The parameters, named parameters or param groups that you would give to the optimizer. Each group is
+            split and keeps its options. Parameters that are not in ``groups`` are not added. The default is all
+            trainable parameters of the model.
+        min_eigenvalues: Layers whose matrices have a side below this number share the group of the other parameters,
+            at scale 1. Give the same number as to `TempBalance`, which never scores these layers: updates stay the
+            same, and ``optimizer.step()`` is faster with fewer groups. If all layers are that small, each keeps its
+            group. The default is one group for every layer.
 
     Raises:
-        TypeError: If the model is no module, or ``groups`` a single tensor.
-        ValueError: If a group uses the key ``layer`` for something else.
+        TypeError: If ``model`` is not a module, ``groups`` is a single tensor, or an option of `TempBalance` is given.
+        ValueError: If a group uses the key ``layer`` for something else, or ``min_eigenvalues`` is negative.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4), nn.Linear(4, 2))
         >>> [(group.get("layer"), len(group["params"])) for group in param_groups(model)]
         [('0', 4), ('2', 2)]
+        >>> [(group.get("layer"), len(group["params"])) for group in param_groups(model, min_eigenvalues=3)]
+        [('0', 4), (None, 2)]
     """
-    owner = owners(find_layers(model))
     if isinstance(groups, Tensor):
         raise TypeError("groups must be parameters or param groups, got one tensor")
+    layers = find_layers(model)
     if groups is None:
         trainable = [each for each in unwrap(model).parameters() if each.requires_grad]
         groups = [{"params": trainable}] if trainable else []
     groups = list(groups)
     if groups and not any(isinstance(group, dict) for group in groups):
         groups = [{"params": groups}]
-    return [part for group in groups for part in _split(group, owner)]
+    return [part for parts in _split_all(groups, layers, min_eigenvalues) for part in parts]
 
 
+@_naming_options_of_scheduler
 def split_param_groups(
-    optimizer: torch.optim.Optimizer, model: nn.Module, *, schedulers: Sequence[lr_scheduler.LRScheduler] = ()
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    *,
+    schedulers: Sequence[lr_scheduler.LRScheduler] = (),
+    min_eigenvalues: int = 0,
 ) -> None:
-    """Split the param groups of an existing optimizer by layer, in place, in the middle of training too.
+    """Split the param groups of an existing optimizer by layer, in place. This works during training too.
 
-    The optimizer's state stays with its parameters. All is checked before anything is changed.
+    Parameters keep their optimizer state. Everything is checked before anything is changed.
 
     Args:
         optimizer: Any optimizer with param groups.
-        model: The model; wrappers are looked through.
-        schedulers: Those already built on the optimizer, whose per-group lists are extended, nested ones too.
+        model: The model. Wrappers are looked through.
+        schedulers: Schedulers that were already built on the optimizer. Their per-group lists are extended, also
+            those of the schedulers inside them.
+        min_eigenvalues: As in `param_groups`.
 
     Raises:
-        TypeError: If a scheduler's type is not one of torch's, so that its lists are not known, or the optimizer allows
-            one group only.
-        ValueError: If a scheduler belongs to another optimizer, has not as many entries as there are groups, or a group
-            uses the key ``layer`` for something else, or the optimizer was built before the model was sharded.
+        TypeError: If a scheduler is not one of torch's, so that its per-group lists are unknown, if the optimizer
+            allows one group only, or if an option of `TempBalance` is given.
+        ValueError: If a scheduler belongs to another optimizer or to another number of groups, if a group uses the key
+            ``layer`` for something else, if the optimizer was built before the model was sharded, or if
+            ``min_eigenvalues`` is negative.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError("LBFGS trains all parameters at one rate: its group cannot be split")
+        raise TypeError("LBFGS allows one param group only, so it cannot be split by layer")
     groups = optimizer.param_groups
     every = flatten(schedulers)
     for scheduler in every:
         _check_scheduler(scheduler, optimizer)
-    owner = owners(find_layers(model))
+    layers = find_layers(model)
     _check_sharded_first(optimizer, model)
-    split = [_split(group, owner) for group in groups]
+    split = _split_all(groups, layers, min_eigenvalues)
     origin = [index for index, parts in enumerate(split) for _ in parts]
     groups[:] = [part for parts in split for part in parts]
     for scheduler in every:
@@ -110,11 +153,12 @@ def split_param_groups(
 def check_belonging(
     optimizer: torch.optim.Optimizer, model: nn.Module, schedule: lr_scheduler.LRScheduler | None
 ) -> None:
-    """Refuse an optimizer, a model and a schedule that do not belong together.
+    """Check that optimizer, model and schedule belong together.
 
     Raises:
-        TypeError: If one of them is something else.
-        ValueError: If groups are not labelled with the model's layers, or the schedule is not for these groups.
+        TypeError: If one of them has the wrong type.
+        ValueError: If no group is labelled with one of the model's layers, a label does not fit its group, or the
+            schedule was built for other groups.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -135,13 +179,13 @@ def check_belonging(
         found = {owner.get(each) for each in group["params"]}
         if LABEL in group and found and found != {group[LABEL]}:
             raise ValueError(
-                f"the param group labelled {group[LABEL]!r} holds parameters that this model has under {found}: "
-                "call param_groups or split_param_groups with the same model"
+                f"the param group labelled {group[LABEL]!r} holds parameters of layers {found} of this model: call "
+                "param_groups or split_param_groups with the model that is given to TempBalance"
             )
     if schedule is None:
         return
     if not isinstance(schedule, lr_scheduler.LRScheduler):
-        raise TypeError(f"schedule must be a scheduler of torch, got {type(schedule).__name__}")
+        raise TypeError(f"schedule must be a torch scheduler, got {type(schedule).__name__}")
     for each in flatten([schedule]):
         if each.optimizer is not optimizer:
             raise ValueError(f"schedule {type(each).__name__} belongs to another optimizer")
@@ -150,44 +194,75 @@ def check_belonging(
         for values in lists:
             if values is not None and len(values) != len(optimizer.param_groups):
                 raise ValueError(
-                    f"schedule {type(each).__name__} was built for {len(values)} param groups, the optimizer has "
-                    f"{len(optimizer.param_groups)}: build it after the split, or hand it to split_param_groups then"
+                    f"schedule {type(each).__name__} was built for {len(values)} param groups, but the optimizer has "
+                    f"{len(optimizer.param_groups)}: build it after the split, or pass it to "
+                    "split_param_groups(optimizer, model, schedulers=[schedule])"
                 )
 
 
 def _check_sharded_first(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse an optimizer with the parameters that the model had before it was sharded, which nobody trains."""
+    """Check that the optimizer was built after the model was sharded, so that it holds the sharded parameters."""
     sharded = {each.parameter for each in find_sharded(model)}
     held = {each for group in optimizer.param_groups for each in group["params"]}
     if sharded and held.isdisjoint(sharded) and not held.issubset(model.parameters()):
         raise ValueError(
-            "the optimizer holds none of the model's sharded parameters: it was built before the model was sharded, or "
-            "for another one: shard the model (fully_shard, parallelize_module), then build it from "
-            "tempbalance.param_groups(model)"
+            "the optimizer holds none of the model's sharded parameters, so it was built before the model was sharded "
+            "or for another model: first shard the model (fully_shard, parallelize_module), then build the optimizer "
+            "from tempbalance.param_groups(model)"
         )
 
 
 def copy_value(value: Any) -> Any:
-    """A group's option for another group: torch shares one Tensor rate among all groups, which then move as one."""
+    """Copy an option for another group: groups that share one Tensor learning rate could not be scaled one by one."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _split(group: Group, owner: dict[nn.Parameter, str]) -> list[Group]:
-    """The groups that one group becomes: its layers in the order of its parameters, then the rest."""
+def _split_all(groups: Iterable[Group], layers: Sequence[Layer], min_eigenvalues: int) -> list[list[Group]]:
+    """Return the groups that each group is split into."""
+    check_count("min_eigenvalues", min_eigenvalues, least=0)
+    owner = owners(layers)
+    listed = [{**group, "params": _list_params(group["params"])} for group in groups]
+    held = {owner.get(_tensor_of(param)) for group in listed for param in group["params"]} - {None}
+    small = {layer.name for layer in layers if _longest_side(layer) < min_eigenvalues} if min_eigenvalues else set()
+    if held <= small:  # without any label, TempBalance would take the optimizer for one that was not split
+        small = set()
+    return [_split(group, owner, small) for group in listed]
+
+
+def _longest_side(layer: Layer) -> float:
+    """Return the number of eigenvalues of a layer's largest matrix; infinite where the shape does not say."""
+    try:
+        parts = layer.cut(torch.empty(layer.shape, device="meta")) if layer.shape else None
+    except TempBalanceError:  # TempBalance raises it with the layer's name
+        return math.inf
+    return math.inf if parts is None else max((min(part.slices.shape[1:]) for part in parts), default=0)
+
+
+def _list_params(params: Any) -> list[Any]:
+    return [params] if isinstance(params, Tensor) else list(params)
+
+
+def _tensor_of(param: Any) -> Any:
+    """Return the tensor of a parameter or of a pair of its name and itself."""
+    return param[1] if isinstance(param, tuple) else param
+
+
+def _split(group: Group, owner: Mapping[nn.Parameter, str], small: Collection[str]) -> list[Group]:
+    """Split one group: its layers in the order of its parameters, then the other parameters and small layers."""
     params = group["params"]
-    params = [params] if isinstance(params, Tensor) else list(params)
     names = group.get("param_names", [None] * len(params))
+    merged = () if LABEL in group else small
     members: dict[str | None, list[tuple[Any, Any]]] = {}
     for param, name in zip(params, names, strict=True):
-        tensor = param[1] if isinstance(param, tuple) else param
-        members.setdefault(owner.get(tensor), []).append((param, name))
+        label = owner.get(_tensor_of(param))
+        members.setdefault(None if label in merged else label, []).append((param, name))
     rest = members.pop(None, None)
     if rest is not None or not members:
         members[None] = rest or []
     if LABEL in group and list(members) != [group[LABEL]]:
         raise ValueError(
-            f"param group with key {LABEL!r}: {group[LABEL]!r} holds parameters of layers {list(members)}: "
-            f"{LABEL!r} must name the one layer that the group belongs to"
+            f"a param group has the key {LABEL!r} with value {group[LABEL]!r}, but holds parameters of layers "
+            f"{list(members)}: {LABEL!r} must name the one layer of the group"
         )
     parts = []
     for label, pairs in members.items():
@@ -202,15 +277,16 @@ def _split(group: Group, owner: dict[nn.Parameter, str]) -> list[Group]:
 
 
 def flatten(schedulers: Iterable[Any]) -> list[Any]:
-    """Schedulers with those inside them."""
+    """Return schedulers and the schedulers inside them."""
     return [each for one in schedulers if one is not None for each in [one, *flatten(getattr(one, "_schedulers", ()))]]
 
 
 def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Check that the per-group lists of a scheduler are known and belong to the optimizer."""
     if type(scheduler) not in _KNOWN:
         raise TypeError(
-            f"{type(scheduler).__name__} is not a scheduler of torch, so what it keeps per group is not known: "
-            "split the optimizer first, then build it"
+            f"{type(scheduler).__name__} is not a torch scheduler, so its per-group values are unknown: "
+            "split the optimizer first, then build the scheduler"
         )
     if scheduler.optimizer is not optimizer:
         raise ValueError(f"{type(scheduler).__name__} belongs to another optimizer")
@@ -219,5 +295,5 @@ def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
         values = scheduler.__dict__.get(key)
         if isinstance(values, list) and len(values) != num_groups:
             raise ValueError(
-                f"{type(scheduler).__name__}.{key} has {len(values)} entries, the optimizer {num_groups} groups"
+                f"{type(scheduler).__name__}.{key} has {len(values)} entries, but the optimizer has {num_groups} groups"
             )
