@@ -3,16 +3,20 @@
 import inspect
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 
 import pytest
 from typer.testing import CliRunner
 
 import tempbalance
 from tempbalance.cli import app
+from tempbalance.optim.state import Options
 from tests.cases import raises
 
 NAMES = {
     "CheckpointError",
+    "Comparison",
+    "Execution",
     "Layer",
     "LayerRow",
     "LayerTable",
@@ -34,29 +38,23 @@ NAMES = {
 
 OPTIONS = {
     "scale_range": (0.5, 1.5),
+    "score": "alpha",
     "tail": "median",
     "tail_fraction": 0.5,
-    "score": "alpha",
     "assignment": "linear",
+    "balance": None,
     "interval": 1,
     "start": 0,
+    "stop": None,
     "score_first": False,
     "score_last": False,
+    "score_embeddings": False,
     "min_eigenvalues": 50,
     "exclude": (),
     "fused": None,
-    "share": True,
-    "background": False,
-    "budget": None,
-    "lag": 1,
-    "reference": None,
-    "windows": None,
-    "keep_mean": False,
-    "shrink": False,
-    "smooth": 0.0,
-    "blend": 1,
-    "group_by": None,
-    "balance": None,
+    "roots": (),
+    "comparison": None,
+    "execution": None,
 }
 
 
@@ -77,6 +75,13 @@ def test_the_options_of_the_scheduler_are_these_and_keyword_only():
     assert list(parameters)[:3] == ["optimizer", "model", "schedule"]
     options = {name: each for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
     assert {name: each.default for name, each in options.items()} == OPTIONS
+    assert len(options) <= 18
+    of_dataclass = {each.name: each.default for each in fields(Options)}
+    assert of_dataclass == OPTIONS | {"comparison": MISSING, "execution": MISSING}
+
+
+def test_the_help_of_the_scheduler_fits_on_two_screens():
+    assert len(inspect.getdoc(tempbalance.TempBalance).splitlines()) <= 2 * 50
 
 
 @pytest.mark.parametrize(

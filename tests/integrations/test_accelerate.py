@@ -95,8 +95,8 @@ def found_by_one_of_two(*, split_batches):
     loop.train(noted)
     options = loop.scheduler.state_dict()["options"]
     loop.scheduler.load_state_dict(loop.scheduler.state_dict())
-    assert loop.balance.interval == 3
-    return noted, {name: options[name] for name in ("interval", "start", "lag")}
+    assert loop.balance.options.interval == 3
+    return noted, {name: options[name] for name in ("interval", "start", "execution.lag")}
 
 
 def train_on_one_of_two(folder):
@@ -129,7 +129,7 @@ def test_with_split_batches_the_schedule_takes_one_step(of_two_processes):
 
 
 def test_a_state_of_two_processes_tells_the_interval_in_optimizer_steps(of_two_processes):
-    assert of_two_processes["saved"] == {"interval": 3, "start": 0, "lag": 1}
+    assert of_two_processes["saved"] == {"interval": 3, "start": 0, "execution.lag": 1}
 
 
 def test_a_one_cycle_schedule_is_not_stepped_beyond_its_end():
@@ -165,6 +165,16 @@ def test_without_a_schedule_rates_stay_as_they_are_when_it_is_taken_away():
     scheduler.step()
     assert {group["lr"] for group in optimizer.param_groups} == {0.1}
     scheduler.load_state_dict(scheduler.state_dict())
+
+
+def test_a_prepared_scheduler_has_the_table_and_everything_else_of_tempbalance():
+    net = make_net()
+    balance = tempbalance.TempBalance(torch.optim.SGD(tempbalance.param_groups(net), lr=0.1), net)
+    scheduler = prepare_scheduler(Accelerator(cpu=True), balance)
+    assert str(scheduler.table()) == str(balance.table())
+    assert scheduler.last_scales == balance.last_scales
+    with raises(AttributeError, "nothing"):
+        _ = scheduler.nothing
 
 
 def test_something_else_than_tempbalance_is_refused():

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from tempbalance import TempBalance
+from tempbalance import Comparison, TempBalance
 from tempbalance.lab.balancing import BALANCING_RULES, REFERENCES, scheduler_options
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.operator.recipe import OperatorRecipe
@@ -23,6 +23,7 @@ def test_the_names_are_those_of_the_library():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plain_recipe_asks_for_the_paper(kind):
     defaults = {name: each.default for name, each in inspect.signature(TempBalance).parameters.items()}
+    defaults["comparison"] = Comparison()
     asked = scheduler_options(kind(), balanced=True)
     assert {name: value for name, value in asked.items() if value != defaults[name]}.keys() <= {"interval"}
 
@@ -35,11 +36,11 @@ def test_options_go_through_and_without_balancing_layers_are_only_scored(kind):
     )  # fmt: skip
     asked = scheduler_options(task, balanced=True)
     assert asked["balance"] == {"lr": (0.4, 1.2), "weight_decay": (2.0, 0.5)}
-    assert (asked["reference"], asked["windows"], asked["keep_mean"], asked["shrink"]) == ("random", 16, True, True)
-    assert (asked["smooth"], asked["blend"], asked["group_by"]) == (0.5, 3, "layer*")
+    assert asked["comparison"] == Comparison("random", 16, True, True, 0.5, 3, "layer*")
     alone = scheduler_options(task, balanced=False)
     assert alone["scale_range"] == (1.0, 1.0)
-    assert not {"balance", "keep_mean", "shrink", "smooth", "blend", "group_by", "assignment"} & set(alone)
+    assert not {"balance", "assignment"} & set(alone)
+    assert alone["comparison"] == Comparison("random", 16)
 
 
 def test_what_does_not_matter_to_a_method_does_not_make_another_run():

@@ -62,6 +62,12 @@ class BalancedScheduler(AcceleratedScheduler):  # type: ignore[misc]
             self.scheduler._schedule_steps = int(max(0, min(self._num_steps, left)))
         super().step(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        """Everything else that `TempBalance` has, such as ``table``."""
+        if name == "scheduler":  # not set yet
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
     def wait(self) -> None:
         """Wait for a scoring in the background, on every process; ``accelerator.save_state`` does it by itself."""
         if isinstance(self.scheduler, TempBalance):

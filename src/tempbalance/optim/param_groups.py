@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
-from tempbalance.errors import TempBalanceError
+from tempbalance.errors import TempBalanceError, check_count
 from tempbalance.model.layers import Layer, find_layers, owners
 from tempbalance.model.sharded import find_sharded, unwrap
-from tempbalance.ranking.scoring import check_count
 
 LABEL = "layer"
 

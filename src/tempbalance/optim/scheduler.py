@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -255,12 +256,27 @@ class TempBalance(LRScheduler):
         if not self._rows:
             layers = find_layers(self.model)
             return LayerTable([LayerRow(each.name, each.shape, reason="not scored yet") for each in layers])
-        labels = set(labels_of(self.optimizer))
-        return LayerTable([self._row_now(row, row.name in labels) for row in self._rows])
+        unscaled = self._unscaled()
+        return LayerTable([self._row_now(row, unscaled.get(row.name, "")) for row in self._rows])
 
-    def _row_now(self, row: LayerRow, is_labelled: bool) -> LayerRow:
-        if row.score is not None and not is_labelled:
-            return replace(row, scale=1.0, scales={}, reason="trained by another optimizer")
+    def _unscaled(self) -> dict[str, str]:
+        """Why the scale of a scored layer is not applied: it has no param group of its own."""
+        labels = set(labels_of(self.optimizer))
+        names = {row.name for row in self._rows if row.score is not None and row.name not in labels}
+        if not names:
+            return {}
+        held = {each for group in self.optimizer.param_groups for each in group["params"]}
+        found = [layer for layer in find_layers(self.model) if layer.name in names]
+        return {
+            layer.name: "trained by another optimizer"
+            if held.isdisjoint(layer.parameters)
+            else "shares a param group with other layers: give param_groups a smaller min_eigenvalues"
+            for layer in found
+        }
+
+    def _row_now(self, row: LayerRow, reason: str) -> LayerRow:
+        if reason:
+            return replace(row, scale=1.0, scales={}, reason=reason)
         scales = {target: self._scales[target][row.name] for target in row.scales}
         return replace(row, scale=self.last_scales.get(row.name, 1.0), scales=scales)
 
@@ -449,6 +465,19 @@ class TempBalance(LRScheduler):
             )
         if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", False):
             warn("scheduler.step() was called before optimizer.step(): call it after")
+        self._check_repeated()
+
+    def _check_repeated(self) -> None:
+        """Refuse a second step after one step of the optimizer where accelerate, on several processes, takes it."""
+        if "accelerate.scheduler" not in sys.modules or find_ranks(self.options.execution.share).size == 1:
+            return
+        if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True):
+            raise RuntimeError(
+                "step() was called twice after one optimizer.step(), as accelerate does on several processes: prepare "
+                "TempBalance with tempbalance.integrations.accelerate.prepare_scheduler, so that its interval counts "
+                "optimizer steps"
+            )
+        self.optimizer._opt_called = False  # type: ignore[attr-defined]  # torch sets it with each optimizer.step()
 
 
 def _source(execution: Execution) -> Source:

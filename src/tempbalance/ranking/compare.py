@@ -54,17 +54,19 @@ class Comparison:
         if isinstance(self.smooth, bool) or not isinstance(self.smooth, int | float) or not 0 <= self.smooth < 1:
             raise ValueError(f"smooth must satisfy 0 <= smooth < 1, got {self.smooth!r}")
         check_count("blend", self.blend, least=1)
-        if self.group_by is not None and not callable(self.group_by) and not isinstance(self.group_by, str):
-            raise TypeError(f"group_by must be a name pattern or a function, got {self.group_by!r}")
+        check_group_by(self.group_by)
 
 
-def check_group_by(group_by: str | GroupFunction | None, names: Sequence[str]) -> None:
-    """Refuse a pattern that groups no layers.
+def check_group_by(group_by: object, names: Sequence[str] | None = None) -> None:
+    """Refuse a value of another type, and a pattern that groups none of the layers.
 
     Raises:
-        ValueError: If ``group_by`` matches none of the names.
+        TypeError: If ``group_by`` is neither a pattern nor a function nor None.
+        ValueError: If it matches none of the names.
     """
-    if isinstance(group_by, str) and all(unit_of(name, group_by) == name for name in names):
+    if group_by is not None and not callable(group_by) and not isinstance(group_by, str):
+        raise TypeError(f"group_by must be a name pattern or a function, got {group_by!r}")
+    if names is not None and isinstance(group_by, str) and all(unit_of(name, group_by) == name for name in names):
         raise ValueError(f"group_by pattern {group_by!r} puts no layers together, of {list(names)}")
 
 
