@@ -154,11 +154,20 @@ class TestCallbackPerEpoch(LightningContract):
         return Plain(self.setting)
 
     def callbacks(self):
-        return [TempBalanceCallback(interval=self.setting.interval, **OPTIONS)]
+        return [TempBalanceCallback(unit=self.setting.per, interval=self.setting.interval, **OPTIONS)]
 
 
 class TestCallbackPerStepWithAccumulation(TestCallbackPerEpoch):
     setting, stop_after = Setting(per="step", interval=2, accumulate=2), 3
+
+
+class TestCallbackPerEpochOfASchedulePerStep(TestCallbackPerEpoch):
+    """Scored once an epoch, while learning rates change at each step."""
+
+    setting, stop_after = Setting(per="step", interval=len(batches())), len(batches()) + 2
+
+    def callbacks(self):
+        return [TempBalanceCallback(**OPTIONS)]
 
 
 class TestCallbackWithoutSchedule(TestCallbackPerEpoch):
@@ -304,6 +313,48 @@ def test_two_schedulers_of_one_optimizer_are_refused():
 
     with raises(ValueError, "SGD", 2):
         fit(Two(Setting()), TempBalanceCallback(), epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("per", "frequency", "accumulate"), [("step", 1, 1), ("step", 2, 1), ("step", 1, 2), ("epoch", 1, 1)]
+)
+def test_the_callback_scores_once_an_epoch_whatever_unit_the_scheduler_has(per, frequency, accumulate):
+    class Often(Plain):
+        def plan(self, optimizer, scheduler):
+            config = {"scheduler": scheduler, "interval": per, "frequency": frequency}
+            return {"optimizer": optimizer, "lr_scheduler": config}
+
+    class Counting(Callback):
+        def __init__(self):
+            self.scores = []
+
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            if (found := callback.schedulers[0].last_scores) not in self.scores:
+                self.scores.append(found)
+
+    callback, counting = TempBalanceCallback(**OPTIONS), Counting()
+    fit(Often(Setting()), callback, counting, accumulate=accumulate)
+    assert len(counting.scores) == NUM_EPOCHS + 1  # and on construction
+
+
+def test_steps_as_a_unit_need_an_interval_and_a_scheduler_that_is_stepped_so_often():
+    with raises(TypeError, "'interval'"):
+        TempBalanceCallback(unit="step")
+    with raises(ValueError, "unit", "'batch'"):
+        TempBalanceCallback(unit="batch")
+    with raises(ValueError, "unit='step'", "epoch"):
+        fit(Plain(Setting()), TempBalanceCallback(unit="step", interval=3), epochs=1)
+
+
+def test_an_epoch_of_unknown_length_is_refused_with_what_to_do():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(batches())
+
+    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[TempBalanceCallback()], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    with raises(ValueError, "unit='step'", "interval"):
+        trainer.fit(Plain(PER_STEP), torch.utils.data.DataLoader(Endless(), batch_size=None))
 
 
 def test_an_option_that_does_not_exist_is_refused_when_the_callback_is_built():

@@ -1,12 +1,13 @@
-"""Lightning: a callback that balances a module which one can't change.
+"""Lightning: a callback that balances a module without changing it.
 
-A module that one can change needs none of it: TempBalance is returned from ``configure_optimizers`` like any scheduler.
+A module that you can change needs no callback: return TempBalance from ``configure_optimizers`` like any scheduler.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import math
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -14,39 +15,54 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
+from tempbalance.errors import check_count
 from tempbalance.integrations.logs import MAX_LAYERS, LayerLog, table_text
 from tempbalance.integrations.options import check_options
 from tempbalance.optim.param_groups import LABEL, split_param_groups
 from tempbalance.optim.scheduler import TempBalance
+from tempbalance.optim.state import is_state
 
 _log = logging.getLogger("tempbalance")
+_COUNTED = ("interval", "start", "stop")
 
 
 class TempBalanceCallback(Callback):
-    """Splits the groups of the module's optimizers, and puts TempBalance around the schedulers that are there.
+    """Split the param groups of the module's optimizers, and put TempBalance around their schedulers.
 
-    Lightning then steps, saves and restores it as it would have the module's own. A checkpoint from before is taken up.
-    Alphas, scales and rates go to the trainer's loggers after each scoring, and a table at the end.
+    Lightning then steps, saves and restores it like the module's own scheduler. Training can continue from a checkpoint
+    that was saved without the callback. Alphas, scales and learning rates go to the trainer's loggers after each
+    scoring, and a table at the end.
 
     Args:
-        max_layers: Of how many layers numbers are logged.
-        **options: Of `TempBalance`. ``interval`` and ``start`` count steps of the module's scheduler, which Lightning
-            takes every epoch or every optimizer step, as the module says; epochs, if it has none.
+        unit: What ``interval``, ``start`` and ``stop`` count: ``epoch``, or ``step`` for optimizer steps, where the
+            module's scheduler is stepped after each of them. In a module that optimizes by hand they count the
+            module's own calls of ``scheduler.step()``.
+        max_layers: Number of layers whose values are logged.
+        **options: Of `TempBalance`.
 
     Attributes:
-        schedulers: One `TempBalance` for each optimizer, once the training has started.
+        schedulers: One `TempBalance` for each optimizer, once training has started.
+
+    Raises:
+        TypeError: If an option does not exist, or ``interval`` is missing with the unit ``step``.
     """
 
-    def __init__(self, *, max_layers: int = MAX_LAYERS, **options: Any) -> None:
-        self.max_layers, self.options = max_layers, check_options(options)
+    def __init__(
+        self, *, unit: Literal["epoch", "step"] = "epoch", max_layers: int = MAX_LAYERS, **options: Any
+    ) -> None:
+        if unit not in ("epoch", "step"):
+            raise ValueError(f"unit must be 'epoch' or 'step', got {unit!r}")
+        self.unit, self.max_layers = unit, max_layers
+        self.options = check_options(options, required=["interval"] if unit == "step" else [])
         self.schedulers: list[TempBalance] = []
         self._logs: list[LayerLog] = []
+        self._saved: list[dict[str, Any]] = []
         self._is_late = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier training."""
         if stage == "fit":
-            self.schedulers, self._logs, self._is_late = [], [], False
+            self.schedulers, self._logs, self._saved, self._is_late = [], [], [], False
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing; but Lightning asks every process for it before it saves the schedulers."""
@@ -58,6 +74,8 @@ class TempBalanceCallback(Callback):
         """See whether the optimizers were split when they were saved; if not, they are loaded first and split then."""
         groups = [group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]]
         self._is_late = bool(groups) and not any(LABEL in group for group in groups)
+        states = [state for state in checkpoint.get("lr_schedulers", ()) if is_state(state)]
+        self._saved = [{name: state["options"][name] for name in _COUNTED} for state in states]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the schedulers, before Lightning loads their states."""
@@ -90,13 +108,41 @@ class TempBalanceCallback(Callback):
                 _check_is_stepped(pl_module, optimizer)
             schedule: Any = None if config is None else config.scheduler
             split_param_groups(optimizer, model, schedulers=[] if schedule is None else [schedule])
-            scheduler = TempBalance(optimizer, model, schedule, **self.options)
+            options = self.options
+            if self._saved:  # the length of an epoch is not known before Lightning has restored the loaders
+                options = {**options, **self._saved[min(len(self.schedulers), len(self._saved) - 1)]}
+            elif pl_module.automatic_optimization:
+                options = self._in_calls(trainer, config)
+            scheduler = TempBalance(optimizer, model, schedule, **options)
             if config is None:
                 configs.append(LRSchedulerConfig(scheduler))
             else:
                 config.scheduler = scheduler
             self.schedulers.append(scheduler)
             self._logs.append(LayerLog(max_layers=self.max_layers))
+
+    def _in_calls(self, trainer: Trainer, config: LRSchedulerConfig | None) -> dict[str, Any]:
+        """The options with epochs or optimizer steps converted to calls of the scheduler's ``step``."""
+        if self.unit == "step" and (config is None or config.interval != "step"):
+            raise ValueError(
+                "unit='step' needs a scheduler that Lightning steps after each optimizer step, the module's is stepped "
+                'each epoch: return it with "interval": "step", or count epochs'
+            )
+        per_unit = 1.0 if config is None else 1 / config.frequency
+        if self.unit == "epoch" and config is not None:
+            per_unit = _calls_per_epoch(trainer, config)
+        if not math.isfinite(per_unit):
+            raise ValueError(
+                "the number of batches in an epoch is not known, so TempBalance cannot score once an epoch: give "
+                "TempBalanceCallback unit='step' and the interval in optimizer steps"
+            )
+        given = {"interval": 1, "start": 0, **self.options}
+        counted = {name: given[name] for name in _COUNTED if given.get(name) is not None}
+        for name, value in counted.items():
+            check_count(name, value, least=0 if name == "start" else 1)
+        return given | {
+            name: max(0 if name == "start" else 1, round(value * per_unit)) for name, value in counted.items()
+        }
 
     def _tell_loggers(self, trainer: Trainer) -> None:
         for log, scheduler in zip(self._logs, self.schedulers, strict=True):
@@ -121,6 +167,15 @@ def _balanced_model(trainer: Trainer, module: LightningModule) -> nn.Module:
     """The module, or FSDP1 around it, which alone knows its pieces."""
     whole = trainer.strategy.model
     return whole if isinstance(whole, FullyShardedDataParallel) else module
+
+
+def _calls_per_epoch(trainer: Trainer, config: LRSchedulerConfig) -> float:
+    """How often Lightning steps a scheduler in an epoch; infinite if the length of an epoch is not known."""
+    if config.interval == "epoch":
+        return 1 / config.frequency
+    if trainer.train_dataloader is None:
+        trainer.fit_loop.setup_data()
+    return trainer.num_training_batches / trainer.accumulate_grad_batches / config.frequency
 
 
 def _config_of(optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> LRSchedulerConfig | None:
