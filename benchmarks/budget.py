@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tempbalance import TempBalance, param_groups
+from tempbalance import Execution, TempBalance, param_groups
 
 BATCH = 64
 WIDTHS = (64, 64, 128, 128, 256, 256)
@@ -53,7 +53,7 @@ def network(seed: int) -> nn.Sequential:
     return nn.Sequential(*modules, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], 10))
 
 
-def train(seed: int, num_steps: int, **options: float) -> Trained:
+def train(seed: int, num_steps: int, **options: object) -> Trained:
     (images, labels), (test_images, test_labels) = load()
     model = network(seed)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.05, momentum=0.9, weight_decay=5e-4)
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.02)
     given = parser.parse_args()
     ways = {
-        f"every step, budget {given.budget:g}": {"interval": 1, "budget": given.budget},
+        f"every step, budget {given.budget:g}": {"interval": 1, "execution": Execution(budget=given.budget)},
         "every step, all layers": {"interval": 1},
         "every 22 steps (an epoch), all layers": {"interval": 22},
         "once": {"interval": given.steps + 1},
