@@ -7,6 +7,7 @@ Tensors are read only after something else has changed them, so that a step cost
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ Group = dict[str, Any]
 Scales = Mapping[str, Mapping[str, float]]  # by target, then by layer
 
 _NOTE = "balanced_"  # with the target's name: the key of the note
+_NONE: Mapping[str, float] = {}
 _SAME = 1e-6  # factors that differ by less are one factor, in float32 too
 
 
@@ -35,7 +37,9 @@ class BaseValues:
     def __init__(self, optimizer: Optimizer, targets: Sequence[str]) -> None:
         self.optimizer = optimizer
         self._values: dict[str, list[Rate]] = {target: [] for target in dict.fromkeys(("lr", *targets))}
-        self._written: dict[str, list[tuple[object, int]]] = {}  # the Tensor of each group and its version
+        self._written: dict[str, list[Rate]] = {}
+        self._versions: dict[str, list[int]] = {}  # of the Tensors among them
+        self._scales: dict[str, tuple[Mapping[str, float], list[float]]] = {}  # by layer, and by group
         self._add_groups()
 
     def state(self) -> dict[str, list[Rate]]:
@@ -49,7 +53,7 @@ class BaseValues:
             target: [_like(group[target], base) for group, base in zip(groups, bases, strict=True)]
             for target, bases in values.items()
         }
-        self._written = {}
+        self._written, self._scales = {}, {}
 
     def scaled(self, scales: Mapping[str, float], target: str = "lr") -> list[Rate]:
         """Each group's base value times the scale of its layer."""
@@ -80,34 +84,47 @@ class BaseValues:
         """Write the base values, for a schedule to continue from."""
         for target, bases in self._values.items():
             for group, base in zip(self.optimizer.param_groups, bases, strict=True):
-                if isinstance(base, Tensor):
-                    group[target].copy_(base)
-                else:
-                    group[target] = base
+                group[target] = base if type(base) is float else group[target].copy_(base)
 
     def read(self) -> None:
         """Take the present values as base values."""
         for target, bases in self._values.items():
-            self._values[target] = [
-                base.copy_(group[target]) if isinstance(base, Tensor) else float(group[target])
-                for group, base in zip(self.optimizer.param_groups, bases, strict=True)
-            ]
+            present = [group[target] for group in self.optimizer.param_groups]
+            if self._versions[target]:  # there are Tensors
+                pairs = zip(present, bases, strict=True)
+                present = [base.copy_(value) if isinstance(base, Tensor) else value for value, base in pairs]
+            self._values[target] = present
 
-    def write(self, scales: Scales) -> None:
-        """Write the base values times the scales of the groups' layers, and note both in the groups."""
+    def write(self, scales: Scales) -> list[Rate]:
+        """Write the base values times the scales of the groups' layers, and note both in the groups.
+
+        Returns:
+            The learning rates that were written; Tensors copied.
+        """
         self._add_groups()
-        groups = self.optimizer.param_groups
         for target, bases in self._values.items():
-            key, by_layer = _NOTE + target, scales.get(target, {})
-            for group, base in zip(groups, bases, strict=True):
-                scale = by_layer.get(group.get(LABEL, ""), 1.0)
-                if isinstance(base, Tensor):
-                    torch.mul(base, scale, out=group[target])
-                else:
-                    group[target] = base * scale
+            key, groups = _NOTE + target, self.optimizer.param_groups
+            written: list[Rate] = []
+            for group, base, scale in zip(groups, bases, self._by_group(target, scales), strict=True):
+                value = base * scale if type(base) is float else torch.mul(base, scale, out=group[target])
+                group[target] = value
                 group[key] = (base, scale)
-            if any(isinstance(base, Tensor) for base in bases):
-                self._written[target] = [(group[target], _version(group[target])) for group in groups]
+                written.append(value)
+            self._written[target] = written
+            self._versions[target] = _versions(written)
+        rates = self._written["lr"]
+        return (
+            [rate if type(rate) is float else rate.clone() for rate in rates] if self._versions["lr"] else list(rates)
+        )
+
+    def _by_group(self, target: str, scales: Scales) -> list[float]:
+        """The scale of each group, worked out once for each scoring."""
+        by_layer = scales.get(target, _NONE)
+        known = self._scales.get(target)
+        if known is None or known[0] is not by_layer or len(known[1]) != len(self.optimizer.param_groups):
+            groups = self.optimizer.param_groups
+            known = self._scales[target] = by_layer, [by_layer.get(group.get(LABEL, ""), 1.0) for group in groups]
+        return known[1]
 
     def _add_groups(self) -> None:
         """Read the base values of groups that were added."""
@@ -125,32 +142,27 @@ class BaseValues:
             shared.add(id(group[target]))
 
     def _changed(self, target: str) -> list[int]:
-        """The groups whose value is not the one written last."""
-        groups = self.optimizer.param_groups
-        written = self._written.get(target)
-        if written is None or len(written) != len(groups):
-            return [index for index, group in enumerate(groups) if was_changed(group, target)]
-        touched = [
-            index
-            for index, (group, (value, version)) in enumerate(zip(groups, written, strict=True))
-            if group[target] is not value or _version(group[target]) != version
-        ]
-        if touched:  # as by loading the optimizer's state, whose groups may share a Tensor
-            self._separate(target)
-        return [index for index in touched if was_changed(groups[index], target)]
+        """The groups whose value is not the one written last; Tensors are told by identity and version."""
+        groups, written = self.optimizer.param_groups, self._written.get(target, [])
+        values = [group[target] for group in groups]
+        is_same = len(values) == len(written) and all(map(operator.is_, values, written))
+        if is_same and _versions(written) == self._versions[target]:
+            return []
+        self._separate(target)  # the optimizer's state may have been loaded, whose groups share a Tensor
+        return [index for index, group in enumerate(groups) if was_changed(group, target)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_written": {}}  # versions of Tensors are not copied with them
+        return {**self.__dict__, "_written": {}, "_scales": {}}  # identity and versions are not copied
+
+
+def _versions(values: Sequence[Rate]) -> list[int]:
+    """How often each Tensor was changed in place; numbers are passed over."""
+    return [each._version for each in values if type(each) is not float]  # type: ignore[union-attr]
 
 
 def _like(value: Rate, base: Rate) -> Rate:
     """A base value as a Tensor where the group holds one, else as a number."""
     return torch.full_like(value, float(base)) if isinstance(value, Tensor) else float(base)
-
-
-def _version(value: Rate) -> int:
-    """How often a Tensor was changed in place; of a number 0, which never is."""
-    return value._version if isinstance(value, Tensor) else 0
 
 
 def check_target(optimizer: Optimizer, target: str) -> None:
@@ -176,7 +188,7 @@ def check_target(optimizer: Optimizer, target: str) -> None:
 def read_values(optimizer: Optimizer, target: str = "lr") -> list[Rate]:
     """The present value of each group; Tensors copied."""
     return [
-        value.clone() if isinstance(value := group[target], Tensor) else float(value)
+        value if type(value := group[target]) is float else value.clone() if isinstance(value, Tensor) else float(value)
         for group in optimizer.param_groups
     ]
 

@@ -24,7 +24,7 @@ from tempbalance.execution.inline import Execution, Inline, Outcome, Request, So
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
 from tempbalance.optim.param_groups import check_belonging
-from tempbalance.optim.rates import BaseValues, Rate, check_target, put_back, read_values, was_changed
+from tempbalance.optim.rates import BaseValues, Rate, check_target, put_back, was_changed
 from tempbalance.optim.state import (
     VERSION,
     Options,
@@ -36,7 +36,7 @@ from tempbalance.optim.state import (
     schedule_types,
 )
 from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange
-from tempbalance.ranking.compare import Blending, Comparison, check_group_by, scales_of, unit_of
+from tempbalance.ranking.compare import Blending, Comparison, Scales, check_group_by, scales_of, unit_of
 from tempbalance.ranking.table import LayerRow, LayerTable
 from tempbalance.spectral.score import ScoreFunction, ScoreName
 from tempbalance.spectral.tail import TailFunction, TailName
@@ -143,9 +143,9 @@ class TempBalance(LRScheduler):
         self.model = unwrap(model, keep=["FullyShardedDataParallel"])  # the wrapper alone knows its pieces
         self.schedule = schedule
         self.last_scores: dict[str, float] = {}
-        self.last_scales: dict[str, float] = {}
+        self.last_scales: Mapping[str, float] = {}
         self._schedule_steps = 1  # in a call of `step`; accelerate takes as many as there are processes
-        self._scales: dict[str, dict[str, float]] = {}  # by target; those of the learning rate are last_scales
+        self._scales: Scales = {}  # by target; those of the learning rate are last_scales
         self._blending = Blending()
         self._rows: list[LayerRow] = []
         self._calls = -1
@@ -420,8 +420,7 @@ class TempBalance(LRScheduler):
     def _write_rates(self) -> None:
         self._scales = self._blending.at(self._calls, steps=self.options.comparison.blend)
         self.last_scales = self._scales.get("lr", {})
-        self._bases.write(self._scales)
-        self._last_lr = read_values(self.optimizer)
+        self._last_lr = self._bases.write(self._scales)
 
     def _retire(self) -> None:
         self._is_retired = True

@@ -247,11 +247,11 @@ class Blending:
     start: Scales = field(default_factory=dict)
     aim: Scales = field(default_factory=dict)
 
-    def at(self, call: int, *, steps: int) -> dict[str, dict[str, float]]:
+    def at(self, call: int, *, steps: int) -> Scales:
         """The scales at a call, where the change takes this many steps."""
         taken = call - self.since + 1
         if taken >= steps:
-            return {target: dict(scales) for target, scales in self.aim.items()}
+            return self.aim
         share = taken / steps
         return {
             target: {
