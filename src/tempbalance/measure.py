@@ -90,7 +90,7 @@ class Measuring:
             return "excluded by name"
         if self.include and not any(fnmatchcase(layer.name, pattern) for pattern in self.include):
             return "not included by name"
-        return layer.left_out
+        return layer.skipped
 
     def _scoring_of(self, layer: Layer) -> Scoring:
         is_adapter = layer.name in self.inferred.ranks
