@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
-from tempbalance.model.layers import find_layers, owners
+from tempbalance.model.layers import Layer, find_layers, owners
 from tempbalance.model.sharded import find_sharded, unwrap
 
 LABEL = "layer"
@@ -40,14 +40,15 @@ Group = dict[str, Any]
 
 
 def param_groups(model: nn.Module, groups: Iterable[Any] | None = None) -> list[Group]:
-    """One param group per layer, labelled ``layer``, with its followers, and one for the rest.
+    """Return one param group per layer, labelled ``layer``, and one for the remaining parameters.
+
+    A layer's group also holds its followers: its bias and the normalisation that it feeds. An embedding has a group
+    too, whose scale is 1 unless embeddings are scored.
 
     Args:
         model: The model; wrappers such as DDP and torch.compile are looked through.
-        groups: What would be given to the optimizer otherwise: parameters, named parameters, or param groups. Each is
-            split and keeps its options; parameters outside them stay outside. Without it, all trainable parameters.
-
-    A layer's followers are its bias and the normalisation that it feeds.
+        groups: The optimizer's first argument: parameters, named parameters, or param groups. Each group is split and
+            keeps its options. By default all trainable parameters.
 
     Raises:
         TypeError: If the model is no module, or ``groups`` a single tensor.
@@ -153,6 +154,32 @@ def check_belonging(
                     f"schedule {type(each).__name__} was built for {len(values)} param groups, the optimizer has "
                     f"{len(optimizer.param_groups)}: build it after the split, or hand it to split_param_groups then"
                 )
+
+
+def check_same_parameters(layers: Sequence[Layer], optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that still trains the parameters of a module that was replaced in the model.
+
+    Args:
+        layers: The layers of the model now.
+        optimizer: An optimizer with labelled groups.
+
+    Raises:
+        RuntimeError: If a labelled group holds parameters that no layer has any more, while its layer has parameters
+            that no group holds; it names the layer.
+    """
+    present = {id(each) for layer in layers for each in [*layer.parameters, *layer.followers]}
+    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    by_name = {layer.name: layer for layer in layers}
+    for group in optimizer.param_groups:
+        layer = by_name.get(group.get(LABEL, ""))
+        if layer is None or all(id(each) in present for each in group["params"]):
+            continue
+        if any(id(each) not in trained for each in [*layer.parameters, *layer.followers]):
+            raise RuntimeError(
+                f"layer {layer.name!r} has other parameters than the optimizer's group of that layer: its module was "
+                "replaced after the optimizer was built, so its new weights are not trained. Replace modules first, "
+                "then build the optimizer from tempbalance.param_groups(model), and TempBalance"
+            )
 
 
 def _check_sharded_first(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
