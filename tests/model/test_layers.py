@@ -451,6 +451,100 @@ def test_an_input_embedding_counts_as_the_first_layer():
     assert [row.reason for row in table_of(model, score_first=True)] == reasons
 
 
+def embedded(**options) -> dict[str, str]:
+    """Reasons of a small language model, its rows' scores checked against them."""
+    model = named(
+        tokens=nn.Embedding(99, 64),
+        bag=nn.EmbeddingBag(99, 64),
+        parts=Tokens(),
+        a=nn.Linear(64, 64),
+        b=nn.Linear(64, 9),
+    )
+    rows = score_layers(find_layers(model), Scoring(exclude=["parts.patch", "parts.head"], **options))
+    assert all((row.score is None) == bool(row.reason) for row in rows)
+    return {row.name: row.reason for row in rows if not row.reason.startswith("name")}
+
+
+def test_embeddings_are_scored_on_request_but_not_bare_parameters():
+    bare = {
+        f"parts.{name}": EMBEDDING for name in ("cls_token", "pos_embed", "register_tokens", "positional_embedding")
+    }
+    assert embedded() == {"tokens": EMBEDDING, "bag": EMBEDDING, **bare, "a": "", "b": LAST}
+    assert embedded(score_embeddings=True) == {"tokens": "", "bag": "", **bare, "a": "", "b": LAST}
+
+
+def test_an_embedding_is_scored_as_the_matrix_that_it_is():
+    embedding, linear = nn.Embedding(99, 64), nn.Linear(2, 2)
+    linear.weight = nn.Parameter(embedding.weight.detach().clone())
+    ends = {"score_first": True, "score_last": True}
+    (row,) = score_layers(find_layers(sequential(embedding)), Scoring(score_embeddings=True))
+    (expected,) = score_layers(find_layers(sequential(linear)), Scoring(**ends))
+    assert row == expected
+
+
+def test_a_frozen_or_excluded_embedding_is_not_scored():
+    model = sequential(nn.Embedding(99, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    (row, *_) = score_layers(find_layers(model), Scoring(score_embeddings=True, exclude=["0"]))
+    assert_carries(row.reason, "exclude", "'0'")
+    model[0].requires_grad_(False)
+    assert [row.reason for row in score_layers(find_layers(model), Scoring(score_embeddings=True))] == [
+        FROZEN,
+        "",
+        LAST,
+    ]
+
+
+def test_the_head_decides_about_an_embedding_that_is_tied_to_it():
+    model = named(embed=nn.Embedding(99, 64), a=nn.Linear(64, 64), head=nn.Linear(64, 99))
+    model["head"].weight = model["embed"].weight
+    embed, a, head = score_layers(find_layers(model), Scoring(score_embeddings=True))
+    assert_carries(embed.reason, EMBEDDING, "'head'")
+    assert (a.reason, head.reason) == ("", LAST)
+
+
+def gan() -> nn.ModuleDict:
+    """Two networks of four layers, and one layer beside them."""
+    torch.manual_seed(0)
+    networks = {name: sequential(*(nn.Linear(64, 64) for _ in range(4))) for name in ("gen", "gen2")}
+    return named(**networks, other=nn.Linear(64, 64))
+
+
+def test_first_and_last_layer_are_counted_within_each_root():
+    rows = score_layers(find_layers(gan()), Scoring(roots=["gen", "gen2"]))
+    for root in ("gen", "gen2"):
+        within = [row for row in rows if row.root == root]
+        assert [(row.name, row.reason) for row in within] == [
+            (f"{root}.0", FIRST),
+            (f"{root}.1", ""),
+            (f"{root}.2", ""),
+            (f"{root}.3", LAST),
+        ]
+    assert [(row.name, row.reason, row.score) for row in rows if not row.root] == [("other", "outside roots", None)]
+    rows = score_layers(find_layers(gan()), Scoring(roots=["gen2"], score_last=True))
+    assert [row.name for row in rows if not row.reason] == ["gen2.1", "gen2.2", "gen2.3"]
+
+
+def test_a_layer_can_be_a_root_and_without_roots_there_is_none():
+    rows = score_layers(find_layers(gan()), Scoring(roots=["other"], score_first=True, score_last=True))
+    assert [row.name for row in rows if not row.reason] == ["other"]
+    assert {row.root for row in score_layers(find_layers(gan()), Scoring())} == {""}
+
+
+@pytest.mark.parametrize(
+    ("roots", "named_root"),
+    [(["gen", "nothing"], "nothing"), (["ge"], "ge"), ([""], ""), (["gen", "gen.1"], "gen.1"), (["gen", "gen"], "gen")],
+    ids=str,
+)
+def test_a_root_without_layers_or_inside_another_is_refused(roots, named_root):
+    with raises(ValueError, "root", repr(named_root)):
+        score_layers(find_layers(gan()), Scoring(roots=roots))
+
+
+def test_one_root_that_is_not_in_a_list_is_refused():
+    with raises(TypeError, "roots", "'gen'"):
+        Scoring(roots="gen")
+
+
 def test_a_class_token_does_not_count_as_the_first_layer():
     model = named(tokens=Tokens(), a=nn.Linear(64, 64), b=nn.Linear(64, 64))
     rows = table_of(model)
