@@ -337,6 +337,26 @@ def test_a_quantised_base_under_a_trained_pair_is_skipped_with_the_reason(shape,
     assert {"lora.lora_A.default.weight", "lora.lora_B.default.weight"} <= set(grouped(model)[None])
 
 
+class BufferedLinear(nn.Module):
+    """A Linear whose codes are a buffer, as GPTQ's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_features, self.out_features = 64, 80
+        self.register_buffer("qweight", torch.zeros(8, 80, dtype=torch.int32))
+        self.bias = nn.Parameter(torch.zeros(80))
+
+
+def test_a_quantised_base_without_parameters_is_skipped_with_the_reason():
+    model = adapted("peft")
+    model["lora"].base_layer = BufferedLinear()
+    rows = table_of(model)
+    assert [row.name for row in rows] == ["first", "a", "lora", "b", "last"]
+    assert_carries(rows["lora"].reason, "quantised", torch.int32)
+    assert rows["lora"].shape == (80, 64)
+    assert "lora.lora_A.default.weight" in grouped(model)[None]
+
+
 class PackedLinear(nn.Linear):
     """A Linear of packed integers that can dequantise itself."""
 

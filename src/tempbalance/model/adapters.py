@@ -29,21 +29,37 @@ def base_of(module: nn.Module) -> nn.Module | None:
     """Return the module with the base weight: one inside, or the module itself."""
     for name in _BASES:
         base = getattr(module, name, None)
-        if isinstance(base, nn.Module) and (isinstance(getattr(base, "weight", None), Tensor) or dequantizer(base)):
+        if isinstance(base, nn.Module) and _stored(base) is not None:
             return base
     return module if isinstance(getattr(module, "weight", None), Tensor) else None
 
 
-def dequantizer(base: nn.Module) -> Callable[[], Tensor] | None:
-    """Return the method of a module or its weight that dequantises the weight; ``None`` if there is none."""
-    weight = getattr(base, "weight", None)
-    for owner, name in ((base, "dequantize"), (weight, "get_original_weight")):
-        method = getattr(owner, name, None)
-        if callable(method):
-            return method  # type: ignore[no-any-return]
-    # every tensor has a method `dequantize`, which makes no sense of packed integers
-    has_own = isinstance(weight, Tensor) and (weight.is_quantized or type(weight).dequantize is not Tensor.dequantize)
-    return weight.dequantize if isinstance(weight, Tensor) and has_own else None
+def is_quantized(base: nn.Module) -> bool:
+    """Whether a module stores its weight as integers, or in a form that it dequantises."""
+    stored = _stored(base)
+    is_number = stored is not None and (stored.is_floating_point() or stored.is_complex())
+    return not is_number or _dequantizer(base) is not None
+
+
+def dequantized(base: nn.Module) -> Tensor:
+    """Return the weight of a module, dequantised if the module or its weight has a method for it."""
+    method, stored = _dequantizer(base), _stored(base)
+    assert stored is not None
+    return stored if method is None else method()
+
+
+def _stored(base: nn.Module) -> Tensor | None:
+    found = (getattr(base, name, None) for name in ("weight", "qweight", "W_q"))
+    return next((each for each in found if isinstance(each, Tensor)), None)
+
+
+def _dequantizer(base: nn.Module) -> Callable[[], Tensor] | None:
+    stored: Any = _stored(base)
+    # every tensor has a method `dequantize`, which cannot unpack integers
+    has_own = stored.is_quantized or type(stored).dequantize is not Tensor.dequantize
+    candidates = [(base, "dequantize"), (stored, "get_original_weight"), *([(stored, "dequantize")] if has_own else [])]
+    methods = (getattr(owner, name, None) for owner, name in candidates)
+    return next((method for method in methods if callable(method)), None)
 
 
 def why_not_merged(module: nn.Module) -> str:
@@ -55,10 +71,9 @@ def why_not_merged(module: nn.Module) -> str:
         return f"adapter {(unknown or names)[0]!r}: its merged weight is not known"
     if getattr(base, "groups", 1) > 1 and _has_pair(module):
         return "LoRA beside a grouped convolution: there is no merged weight"
-    weight = getattr(base, "weight", None)
-    is_number = isinstance(weight, Tensor) and (weight.is_floating_point() or weight.is_complex())
-    if base is not None and not is_number and dequantizer(base) is None:
-        return f"base weight is quantised ({getattr(weight, 'dtype', None)}) and has no method to dequantise it"
+    assert base is not None
+    if is_quantized(base) and _dequantizer(base) is None:
+        return f"base weight is quantised ({dequantized(base).dtype}) and has no method to dequantise it"
     return ""
 
 

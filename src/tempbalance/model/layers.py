@@ -19,7 +19,15 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from tempbalance.errors import WeightError
-from tempbalance.model.adapters import base_of, dequantizer, is_adapted, is_conv1d, merged_weight, why_not_merged
+from tempbalance.model.adapters import (
+    base_of,
+    dequantized,
+    is_adapted,
+    is_conv1d,
+    is_quantized,
+    merged_weight,
+    why_not_merged,
+)
 from tempbalance.model.sharded import Sharded, find_sharded, replaced, unwrap
 from tempbalance.spectral.matrices import Cut, cut_convolution, cut_fused, cut_matrix, cut_stack
 
@@ -193,8 +201,7 @@ def _own(name: str, module: nn.Module) -> Iterator[Layer | _Norm]:
         return
     layers = {}
     for key, (load, made_of) in tensors.items():
-        shape = () if any(is_lazy(parameter) for parameter in made_of) else tuple(load().shape)
-        if (layer := _layer(module, key, shape, load, made_of)) is not None:
+        if (layer := _layer(module, key, _shape(load, made_of), load, made_of)) is not None:
             layer.name = name if key == "weight" and name else _join(name, key)
             layers[key] = layer
     before = None
@@ -251,6 +258,10 @@ def _without_side_effects(parametrization: nn.Module) -> Tensor:
             module.training = was_training
 
 
+def _shape(load: Callable[[], Tensor], made_of: list[Parameter]) -> tuple[int, ...]:
+    return () if any(is_lazy(parameter) for parameter in made_of) else tuple(load().shape)
+
+
 def _layer(
     module: nn.Module, key: str, shape: tuple[int, ...], load: Callable[[], Tensor], made_of: list[Parameter]
 ) -> Layer | None:
@@ -288,23 +299,20 @@ def _adapted(name: str, module: nn.Module) -> Layer | None:
     base = base_of(module)
     assert base is not None
     base = unwrap(base)
-    tensors, dequantize = _tensors(base), dequantizer(base)
-    matrices = [each for each in base.parameters(recurse=False) if each.dim() > 1]
-    if "weight" not in tensors and (dequantize is None or not matrices):
+    load, made_of = _tensors(base).get("weight", (None, []))
+    features = [getattr(base, side, None) for side in ("out_features", "in_features")]
+    shape = tuple(side for side in features if isinstance(side, int))  # of a packed weight
+    if is_quantized(base):
+        load, made_of = partial(dequantized, base), [each for each in base.parameters(recurse=False) if each.dim() > 1]
+    elif load is None:
         return None
-    load, made_of = tensors.get("weight", (None, matrices))
-    load = dequantize or load
-    assert load is not None
-    reason = why_not_merged(module)
-    features = (getattr(base, "out_features", None), getattr(base, "in_features", None))
-    sides = tuple(side for side in features if isinstance(side, int))
-    is_packed = dequantize is not None or not made_of[0].is_floating_point()
-    shape = sides if is_packed and len(sides) == 2 else tuple(load().shape)
-    layer = _layer(base, "weight", shape, load, made_of)
+    else:
+        shape = _shape(load, made_of)
+    layer = _layer(base, "weight", shape or _shape(load, made_of), load, made_of)
     if layer is not None:
         others = [each for each in module.parameters() if not any(each is one for one in made_of)]
         layer.name, layer.bare = name or "weight", False
-        layer.skipped = layer.skipped or reason
+        layer.skipped = layer.skipped or why_not_merged(module)
         layer.load = lambda: merged_weight(module, load())
         layer.parameters = [*made_of, *(each for each in others if each.dim() > 1)]
         layer.followers = [each for each in others if each.dim() <= 1]
