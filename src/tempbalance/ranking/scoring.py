@@ -55,15 +55,15 @@ class Scoring:
         if self.reference is not None and self.score != "alpha":
             raise ValueError(f"reference is what alpha is divided by: it needs score 'alpha', got {self.score!r}")
         check_count("min_eigenvalues", self.min_eigenvalues, least=3)
-        for name in ("exclude", "roots"):
+        for name, items in (("exclude", "name patterns"), ("roots", "names of submodules")):
             value = getattr(self, name)
             if isinstance(value, str):
-                raise TypeError(f"{name} must be a list of names, got the string {value!r}")
+                raise TypeError(f"{name} must be a list of {items}, got the string {value!r}")
             object.__setattr__(self, name, tuple(value))
         for root in self.roots:
-            inner = [each for each in self.roots if each.startswith(f"{root}.")]
             if not root:
                 raise ValueError(f"roots must be names of submodules, got {root!r}")
+            inner = [each for each in self.roots if each.startswith(f"{root}.")]
             if self.roots.count(root) > 1 or inner:
                 raise ValueError(f"roots must not overlap, got {root!r} and {(inner or [root])[0]!r}")
         if not isinstance(self.fused, Mapping):
