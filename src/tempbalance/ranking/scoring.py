@@ -31,7 +31,15 @@ ReferenceName = Literal["random"]
 
 @dataclass(frozen=True)
 class Scoring:
-    """How layers are scored: the options of `TempBalance` that say so, described there."""
+    """How layers are scored: options of `TempBalance`, most of them described there.
+
+    Attributes:
+        min_eigenvalues: Parts whose matrices have a shorter side are skipped, however many matrices are pooled.
+        score_embeddings: Score the weights of embedding modules too, also where they are the first or the last layer; the
+            layer after them is not the first. If an embedding is tied to a head, the head decides.
+        roots: Names of submodules, such as the two networks of a GAN. First and last layers are counted within each
+            root, and layers outside all roots are skipped.
+    """
 
     tail: TailName | TailFunction = "median"
     tail_fraction: float = 0.5
