@@ -64,8 +64,9 @@ def test_shapes_that_explain_alpha_are_named_with_the_option_that_corrects_for_t
         (lambda: with_tails(bert()), {}),  # the spectra explain more
         (lambda: bert(num_layers=1)[0], {"exclude": ["value", "output"]}),  # three layers are too few
         (lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), {}),  # one shape
+        (lambda: nn.Sequential(*(nn.Linear(n, n) for n in (64, 64, 96, 96, 64, 96))), {}),  # one aspect ratio
     ],
-    ids=["reference", "score", "tail", "spectra", "few layers", "one shape"],
+    ids=["reference", "score", "tail", "spectra", "few layers", "one shape", "square"],
 )
 def test_nothing_is_said_about_shapes_where_they_explain_little(model, options):
     assert hints_of(model(), **options) == []

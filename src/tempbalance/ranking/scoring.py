@@ -35,8 +35,8 @@ class Scoring:
 
     Attributes:
         min_eigenvalues: Parts whose matrices have a shorter side are skipped, however many matrices are pooled.
-        score_embeddings: Score the weights of embedding modules too, also where they are the first or the last layer; the
-            layer after them is not the first. If an embedding is tied to a head, the head decides.
+        score_embeddings: Score the weights of embedding modules too, even as the first or last layer. The layer after
+            them does not become the first. Where an embedding is tied to a head, the head's row decides.
         roots: Names of submodules, such as the two networks of a GAN. First and last layers are counted within each
             root, and layers outside all roots are skipped.
     """
@@ -429,6 +429,7 @@ def naming(layer: Layer) -> Iterator[None]:
 
 _FUSED = re.compile(r"qkv|c_attn|in_proj", re.IGNORECASE)
 _MIN_EXPLAINED = 0.6  # share of alpha's variance
+_MIN_SPREAD = 1.05  # the largest alpha of random matrices over the smallest
 _MIN_LAYERS = 4
 
 
@@ -466,7 +467,7 @@ def _explained_by_shape(layers: Sequence[Layer], rows: Mapping[str, LayerRow], s
         jobs = [job for job in jobs_of(layer, scoring) if not job.reason]
         alphas.append(rows[layer.name].alpha or math.nan)
         expected.append(fmean(_random_alpha(job, scoring) for job in jobs))
-    if max(expected) == min(expected) or max(alphas) == min(alphas):
+    if max(expected) < _MIN_SPREAD * min(expected) or max(alphas) == min(alphas):
         return 0.0
     return correlation(alphas, expected) ** 2
 
