@@ -36,7 +36,7 @@ class Inferred:
     """What the tensors of a checkpoint are.
 
     Attributes:
-        layers: The layers, in the tensors' order; embeddings and tied weights with the reason why they are left out.
+        layers: The layers, in the tensors' order; embeddings and tied weights with the reason why they are skipped.
         tensors: The layer that each tensor is the weight of.
         others: Why each other tensor is no layer.
         ranks: The rank of each layer that is a product of adapters.
