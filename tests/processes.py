@@ -389,7 +389,7 @@ def sharded_attention():
     for name, shard in {"whole": lambda model: model, "fsdp2": fully_shard, "fsdp1": flat}.items():
         model = shard(Attention())
         with patch.object(dist, "all_reduce", None), patch.object(Sharded, "gather", None):
-            layers = [(each.name, each.shape, each.left_out) for each in find_layers(model)]
+            layers = [(each.name, each.shape, each.skipped) for each in find_layers(model)]
             groups = [(group.get("layer"), len(group["params"])) for group in param_groups(model)]
         _, scheduler = balanced(model, score_first=True, score_last=True)
         found[name] = {"layers": layers, "groups": groups, **record_of_groups(scheduler)}

@@ -114,7 +114,7 @@ def test_only_layers_that_are_judged_so_are_called_out_of_balance_the_furthest_f
 def test_a_table_is_printed_with_its_verdicts():
     text = str(diagnose(network()))
     assert text.splitlines()[0].split()[0] == "layer"
-    assert "layer1.0.conv1" in text
+    assert "layer4.0.conv1" in text
     assert "random-like" in text
 
 
@@ -159,12 +159,12 @@ def test_a_table_in_which_nothing_is_scored_still_has_a_summary():
 
 def test_patterns_choose_layers_and_one_that_matches_nothing_is_refused():
     model = network()
-    assert {row.name for row in diagnose(model, include=["layer1.*"]).scored} == {
-        f"layer1.{block}.{conv}" for block in (0, 1) for conv in ("conv1", "conv2")
+    assert {row.name for row in diagnose(model, include=["layer4.?.conv?"]).scored} == {
+        f"layer4.{block}.{conv}" for block in (0, 1) for conv in ("conv1", "conv2")
     }
-    excluded = diagnose(model, exclude=["layer2.*"])
-    assert excluded["layer2.0.conv1"].reason
-    assert not [row.name for row in excluded.scored if row.name.startswith("layer2.")]
+    excluded = diagnose(model, exclude=["layer3.*"])
+    assert_carries(excluded["layer3.1.conv1"].reason, "excluded")
+    assert not [row.name for row in excluded.scored if row.name.startswith("layer3.")]
     for option in ("include", "exclude"):
         with raises(ValueError, option, "'nothing'"):
             diagnose(model, **{option: ["nothing"]})
@@ -221,7 +221,7 @@ def test_products_of_adapters_have_a_minimum_of_their_own(rank, least, is_scored
 
 def test_a_data_frame_has_a_row_for_each_layer():
     frame = diagnose(network()).to_pandas()
-    assert frame.loc["layer1.0.conv1", "alpha"] == pytest.approx(diagnose(network())["layer1.0.conv1"].alpha)
+    assert frame.loc["layer4.0.conv1", "alpha"] == pytest.approx(diagnose(network())["layer4.0.conv1"].alpha)
     assert "verdict" in frame.columns
 
 
@@ -235,10 +235,11 @@ def test_the_chart_shows_each_scored_layer_and_is_refused_where_there_is_none():
 
 def test_every_tensor_is_listed_with_its_layer_or_its_reason(tmp_path):
     save_file(network().state_dict(), tmp_path / "model.safetensors")
-    notes = {note.name: note for note in list_tensors(tmp_path / "model.safetensors", exclude=["layer2.*"])}
+    notes = {note.name: note for note in list_tensors(tmp_path / "model.safetensors", exclude=["layer3.*"])}
     assert set(notes) == set(network().state_dict())
-    assert (notes["layer1.0.conv1.weight"].layer, notes["layer1.0.conv1.weight"].reason) == ("layer1.0.conv1", "")
-    assert notes["layer2.0.conv1.weight"].reason
+    assert (notes["layer4.0.conv1.weight"].layer, notes["layer4.0.conv1.weight"].reason) == ("layer4.0.conv1", "")
+    assert_carries(notes["layer1.0.conv1.weight"].reason, 16, "min_eigenvalues", 50)
+    assert_carries(notes["layer3.1.conv1.weight"].reason, "excluded")
     assert_carries(notes["bn1.running_mean"].reason, "vector")
     assert_carries(notes["linear.weight"].reason, 10, "min_eigenvalues", 50)
 

@@ -21,9 +21,9 @@ def described(layers):
     """What a table depends on: names, shapes, what is left out and why, and the parts of each weight."""
     found = []
     for layer in layers:
-        parts = [] if layer.left_out else layer.cut(layer.weight())
+        parts = [] if layer.skipped else layer.cut(layer.weight())
         found.append(
-            (layer.name, layer.shape, layer.left_out, [(part.name, tuple(part.slices.shape)) for part in parts])
+            (layer.name, layer.shape, layer.skipped, [(part.name, tuple(part.slices.shape)) for part in parts])
         )
     return found
 
@@ -191,7 +191,7 @@ def test_every_tensor_is_a_layer_or_has_a_reason():
     assert found.others["tril"] == "mask or table"
     assert found.others["blocks.layers.0.linear1.bias"] == "bias"
     assert found.others["blocks.layers.0.norm1.weight"] == "vector"
-    reasons = {layer.name: layer.left_out for layer in found.layers}
+    reasons = {layer.name: layer.skipped for layer in found.layers}
     assert_carries(reasons["tok_emb"], "embedding", "'head'")
     assert reasons["pos_embed"] == "embedding"
 
@@ -216,7 +216,7 @@ def test_every_tensor_is_a_layer_or_has_a_reason():
 )
 def test_embeddings_are_told_by_name(name, shape, is_embedding):
     (layer,) = inferred({name: torch.randn(shape)}).layers
-    assert (layer.left_out == "embedding") is is_embedding
+    assert (layer.skipped == "embedding") is is_embedding
 
 
 def test_three_dimensions_are_a_kernel_unless_the_name_or_a_pattern_says_experts():

@@ -36,7 +36,7 @@ class Inferred:
     """What the tensors of a checkpoint are.
 
     Attributes:
-        layers: The layers, in the tensors' order; embeddings and tied weights with the reason why they are left out.
+        layers: The layers, in the tensors' order; embeddings and tied weights with the reason why they are skipped.
         tensors: The layer that each tensor is the weight of.
         others: Why each other tensor is no layer.
         ranks: The rank of each layer that is a product of adapters.
@@ -78,7 +78,7 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
         names.add(layer.name)
         outputs.add(layer)
         found.layers.append(layer)
-        found.largest = max(found.largest, 0 if layer.left_out else tensor.num_bytes)
+        found.largest = max(found.largest, 0 if layer.skipped else tensor.num_bytes)
         ties.append(tensor.tie)
         found.tensors[tensor.name] = layer.name
         if tensor.rank is not None:
@@ -175,7 +175,7 @@ def _layer(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: S
     bias = _beside(tensor, "bias", by_name)
     layer = Layer(name, tensor.shape, tensor.load, [], _cut(tensor, by_name, stacked))
     if _is_embedding(tensor, bias):
-        layer.left_out = "embedding"
+        layer.skipped = "embedding"
     elif len(tensor.shape) > 1 and bias is not None and bias.shape == tensor.shape[1:2] != tensor.shape[:1]:
         layer.out_dim = 1  # GPT-2 stores its weights the other way round, and so do transposed convolutions
     return layer
@@ -238,7 +238,7 @@ class _Outputs:
     def add(self, layer: Layer) -> None:
         """Note a layer's outputs, and those of the layer before it; a shortcut is beside the others, not before."""
         self.before[layer.name] = self.latest
-        if not layer.left_out:
+        if not layer.skipped:
             num_out = layer.shape[layer.out_dim]
             self.known[num_out] += 1
             self.latest = self.latest if _SHORTCUT.search(layer.name) else num_out

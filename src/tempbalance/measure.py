@@ -85,12 +85,12 @@ class Measuring:
         return load()
 
     def _reason(self, layer: Layer) -> str:
-        """Why a layer is left out before its weight is looked at."""
+        """Say why a layer is skipped before its weight is loaded; empty if it is not."""
         if any(fnmatchcase(layer.name, pattern) for pattern in self.scoring.exclude):
             return "excluded by name"
         if self.include and not any(fnmatchcase(layer.name, pattern) for pattern in self.include):
             return "not included by name"
-        return layer.left_out
+        return layer.skipped
 
     def _scoring_of(self, layer: Layer) -> Scoring:
         is_adapter = layer.name in self.inferred.ranks

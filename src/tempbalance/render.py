@@ -17,7 +17,7 @@ from tempbalance.report.text import number, shown
 
 Format = Literal["table", "json", "csv"]
 
-_NOT_IN_CSV = ("parts", "spectra", "scale", "score", "reason")
+_NOT_IN_CSV = ("parts", "spectra", "scale", "score", "reason", "root")
 _WORST = 12  # reasons shown below a table before they are only counted
 
 

@@ -32,7 +32,8 @@ def test_alpha_is_that_of_the_literal_formulas(kind):
 )  # fmt: skip
 def test_the_library_and_the_reference_agree_on_every_layer(network, tail):
     model = make_subject(network, quick=True).model.double()
-    rows = [row for row in score_layers(find_layers(model), Scoring(tail=tail)) if row.alpha is not None]
+    scoring = Scoring(tail=tail, min_eigenvalues=16)  # the quick networks are narrow
+    rows = [row for row in score_layers(find_layers(model), scoring) if row.alpha is not None]
     assert len(rows) > 5
     expected = reference_alphas([model.get_submodule(row.name).weight.detach() for row in rows], tail)
     assert [row.alpha for row in rows] == pytest.approx(expected, rel=1e-6)

@@ -21,7 +21,10 @@ from tests.cases import assert_carries, mlp, nested, raises
 from tests.schedules import load_through_files, rates_of, shake
 
 pytestmark = pytest.mark.filterwarnings(
-    "error", "ignore:TempBalance. scheduler.step", "ignore:TempBalance. the state's options"
+    "error",
+    "ignore:TempBalance. scheduler.step",
+    "ignore:TempBalance. the state's options",
+    "ignore:TempBalance. the shapes of the layers",
 )
 
 SIZES = (16, 24, 20, 18, 64, 60, 14, 12)  # one layer in the middle, 60 x 64, costs far more than the others
@@ -48,6 +51,7 @@ class Clock:
         monkeypatch.setattr(tempbalance.execution.budget, "clock", lambda: self.now)
         monkeypatch.setattr(tempbalance.optim.scheduler, "find_layers", slow_find)
         monkeypatch.setattr(tempbalance.execution.distributed, "solve", slow_solve)
+        monkeypatch.setattr(TempBalance, "_warn_of_hints", lambda _: None)  # which looks for layers too
 
 
 @pytest.fixture

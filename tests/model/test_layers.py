@@ -177,7 +177,7 @@ def test_every_kind_of_weight_is_a_layer_with_its_name_and_parts(kind):
         (layer.name, [(part.name, tuple(part.slices.shape)) for part in layer.cut(layer.weight())]) for layer in layers
     ]
     assert found == [(name, list(parts.items())) for name, parts in expected.items()]
-    assert [layer.left_out for layer in layers] == [""] * len(layers)
+    assert [layer.skipped for layer in layers] == [""] * len(layers)
 
 
 def test_bilinear_is_a_matrix_per_output():
@@ -222,16 +222,18 @@ class Tokens(nn.Module):
         self.head = nn.Linear(8, 4)
 
 
-def test_embeddings_and_position_parameters_are_left_out_as_embeddings():
+def test_embeddings_and_position_parameters_are_skipped_as_embeddings():
     model = named(word=nn.Embedding(20, 8), bag=nn.EmbeddingBag(20, 8), tokens=Tokens())
-    left_out = {layer.name: layer.left_out for layer in find_layers(model)}
+    skipped = {layer.name: layer.skipped for layer in find_layers(model)}
     tokens = ["tokens.cls_token", "tokens.pos_embed", "tokens.register_tokens", "tokens.positional_embedding"]
-    assert left_out == {
+    assert skipped == {
         **dict.fromkeys(["word", "bag", *tokens], "embedding"),
         "tokens.patch": "",
         "tokens.head": "",
     }
-    assert set(grouped(model)[None]) == {"word.weight", "bag.weight", *tokens, "tokens.class_embedding"}
+    groups = grouped(model)
+    assert (groups["word"], groups["bag"]) == (["word.weight"], ["bag.weight"])  # of their own, so they can be scored
+    assert set(groups[None]) == {*tokens, "tokens.class_embedding"}
 
 
 BIASES = {  # module, layer, what follows it
@@ -429,10 +431,10 @@ def test_what_is_frozen_is_in_no_group():
     assert grouped(model) == {"0": ["1.bias"], "2": ["2.weight", "2.bias"]}
 
 
-# --- what is left out, and why
+# --- what is skipped, and why
 
 
-def test_first_and_last_layer_are_left_out_unless_asked_for():
+def test_first_and_last_layer_are_skipped_unless_asked_for():
     model = mlp()
     rows = table_of(model)
     assert {row.name: row.reason for row in rows} == {"0": FIRST, "3": "", "6": "", "9": LAST}
@@ -447,6 +449,100 @@ def test_an_input_embedding_counts_as_the_first_layer():
     reasons = [row.reason for row in table_of(model)]
     assert reasons == [EMBEDDING, "", "", LAST]
     assert [row.reason for row in table_of(model, score_first=True)] == reasons
+
+
+def embedded(**options) -> dict[str, str]:
+    """Reasons of a small language model, its rows' scores checked against them."""
+    model = named(
+        tokens=nn.Embedding(99, 64),
+        bag=nn.EmbeddingBag(99, 64),
+        parts=Tokens(),
+        a=nn.Linear(64, 64),
+        b=nn.Linear(64, 9),
+    )
+    rows = score_layers(find_layers(model), Scoring(exclude=["parts.patch", "parts.head"], **options))
+    assert all((row.score is None) == bool(row.reason) for row in rows)
+    return {row.name: row.reason for row in rows if not row.reason.startswith("name")}
+
+
+def test_embeddings_are_scored_on_request_but_not_bare_parameters():
+    bare = {
+        f"parts.{name}": EMBEDDING for name in ("cls_token", "pos_embed", "register_tokens", "positional_embedding")
+    }
+    assert embedded() == {"tokens": EMBEDDING, "bag": EMBEDDING, **bare, "a": "", "b": LAST}
+    assert embedded(score_embeddings=True) == {"tokens": "", "bag": "", **bare, "a": "", "b": LAST}
+
+
+def test_an_embedding_is_scored_as_the_matrix_that_it_is():
+    embedding, linear = nn.Embedding(99, 64), nn.Linear(2, 2)
+    linear.weight = nn.Parameter(embedding.weight.detach().clone())
+    ends = {"score_first": True, "score_last": True}
+    (row,) = score_layers(find_layers(sequential(embedding)), Scoring(score_embeddings=True))
+    (expected,) = score_layers(find_layers(sequential(linear)), Scoring(**ends))
+    assert row == expected
+
+
+def test_a_frozen_or_excluded_embedding_is_not_scored():
+    model = sequential(nn.Embedding(99, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    (row, *_) = score_layers(find_layers(model), Scoring(score_embeddings=True, exclude=["0"]))
+    assert_carries(row.reason, "exclude", "'0'")
+    model[0].requires_grad_(False)
+    assert [row.reason for row in score_layers(find_layers(model), Scoring(score_embeddings=True))] == [
+        FROZEN,
+        "",
+        LAST,
+    ]
+
+
+def test_the_head_decides_about_an_embedding_that_is_tied_to_it():
+    model = named(embed=nn.Embedding(99, 64), a=nn.Linear(64, 64), head=nn.Linear(64, 99))
+    model["head"].weight = model["embed"].weight
+    embed, a, head = score_layers(find_layers(model), Scoring(score_embeddings=True))
+    assert_carries(embed.reason, EMBEDDING, "'head'")
+    assert (a.reason, head.reason) == ("", LAST)
+
+
+def gan() -> nn.ModuleDict:
+    """Two networks of four layers, and one layer beside them."""
+    torch.manual_seed(0)
+    networks = {name: sequential(*(nn.Linear(64, 64) for _ in range(4))) for name in ("gen", "gen2")}
+    return named(**networks, other=nn.Linear(64, 64))
+
+
+def test_first_and_last_layer_are_counted_within_each_root():
+    rows = score_layers(find_layers(gan()), Scoring(roots=["gen", "gen2"]))
+    for root in ("gen", "gen2"):
+        within = [row for row in rows if row.root == root]
+        assert [(row.name, row.reason) for row in within] == [
+            (f"{root}.0", FIRST),
+            (f"{root}.1", ""),
+            (f"{root}.2", ""),
+            (f"{root}.3", LAST),
+        ]
+    assert [(row.name, row.reason, row.score) for row in rows if not row.root] == [("other", "outside roots", None)]
+    rows = score_layers(find_layers(gan()), Scoring(roots=["gen2"], score_last=True))
+    assert [row.name for row in rows if not row.reason] == ["gen2.1", "gen2.2", "gen2.3"]
+
+
+def test_a_layer_can_be_a_root_and_without_roots_there_is_none():
+    rows = score_layers(find_layers(gan()), Scoring(roots=["other"], score_first=True, score_last=True))
+    assert [row.name for row in rows if not row.reason] == ["other"]
+    assert {row.root for row in score_layers(find_layers(gan()), Scoring())} == {""}
+
+
+@pytest.mark.parametrize(
+    ("roots", "named_root"),
+    [(["gen", "nothing"], "nothing"), (["ge"], "ge"), ([""], ""), (["gen", "gen.1"], "gen.1"), (["gen", "gen"], "gen")],
+    ids=str,
+)
+def test_a_root_without_layers_or_inside_another_is_refused(roots, named_root):
+    with raises(ValueError, "root", repr(named_root)):
+        score_layers(find_layers(gan()), Scoring(roots=roots))
+
+
+def test_one_root_that_is_not_in_a_list_is_refused():
+    with raises(TypeError, "roots", "'gen'"):
+        Scoring(roots="gen")
 
 
 def test_a_class_token_does_not_count_as_the_first_layer():
@@ -512,7 +608,7 @@ def test_the_bias_of_a_tied_layer_trains_at_the_rate_of_its_weight():
     assert rates[model[3].bias] == rates[model[1].weight] == 0.1 * scheduler.last_scales["1"] != 0.1
 
 
-def test_too_few_eigenvalues_are_left_out_with_both_numbers():
+def test_too_few_eigenvalues_are_skipped_with_both_numbers():
     model = mlp((64, 96, 49, 72, 60))
     with warns(UserWarning, FIRST, 49, LAST):  # no layer is scored
         rows = table_of(model)
@@ -521,15 +617,40 @@ def test_too_few_eigenvalues_are_left_out_with_both_numbers():
     assert table_of(model, min_eigenvalues=49)["3"].reason == ""
 
 
-def test_a_convolution_counts_the_eigenvalues_of_all_its_slices():
-    model = sequential(*(nn.Conv2d(6, 6, 3) for _ in range(3)))
-    assert table_of(model, min_eigenvalues=54)["1"].reason == ""
-    with warns(UserWarning, FIRST, 54, LAST):  # no layer is scored
-        rows = table_of(model, min_eigenvalues=55)
-    assert_carries(rows["1"].reason, 54, "min_eigenvalues", 55)
+SMALL = {  # a kernel, the side of its matrices, how many there are
+    "few channels": (lambda: nn.Conv2d(32, 16, 3), 16, 9),
+    "depthwise": (lambda: nn.Conv2d(64, 64, 7, groups=64), 1, 3136),
+    "grouped": (lambda: nn.Conv2d(64, 64, 3, groups=4), 16, 36),
+    "transposed": (lambda: nn.ConvTranspose1d(64, 16, 5), 16, 5),
+}
 
 
-def test_a_frozen_weight_is_left_out_and_a_frozen_bias_is_not_enough():
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_kernel_counts_by_the_side_of_its_matrices_not_by_the_pooled_number(kind):
+    make, side, num_matrices = SMALL[kind]
+    (row,) = score_layers(find_layers(make()), Scoring(score_first=True, score_last=True))
+    assert row.num_eigenvalues == side * num_matrices > 50
+    assert row.score is None
+    assert_carries(row.reason, side, num_matrices, "min_eigenvalues", 50)
+    if side > 3:
+        (row,) = score_layers(find_layers(make()), Scoring(score_first=True, score_last=True, min_eigenvalues=side))
+        assert row.reason == ""
+
+
+def test_a_kernel_whose_sides_are_long_enough_is_scored():
+    (row,) = score_layers(find_layers(nn.Conv2d(64, 64, 3)), Scoring(score_first=True, score_last=True))
+    assert (row.reason, row.num_eigenvalues) == ("", 9 * 64)
+
+
+def test_windows_count_by_their_side():
+    model, ends = nn.Linear(128, 96), {"score_first": True, "score_last": True}
+    (row,) = score_layers(find_layers(model), Scoring(windows=49, **ends))
+    assert_carries(row.reason, 49, "min_eigenvalues", 50)
+    (row,) = score_layers(find_layers(model), Scoring(windows=50, **ends))
+    assert row.reason == ""
+
+
+def test_a_frozen_weight_is_skipped_and_a_frozen_bias_is_not_enough():
     model = mlp()
     model[3].weight.requires_grad_(False)
     model[6].bias.requires_grad_(False)
@@ -539,7 +660,7 @@ def test_a_frozen_weight_is_left_out_and_a_frozen_bias_is_not_enough():
     assert rows["6"].reason == ""
 
 
-def test_what_follows_a_layer_that_is_left_out_trains_at_the_base_rate():
+def test_what_follows_a_layer_that_is_skipped_trains_at_the_base_rate():
     model = mlp((64, 96, 80, 72, 72, 60))
     model[3].weight.requires_grad_(False)
     optimizer = torch.optim.SGD(param_groups(model), lr=0.1)
@@ -721,7 +842,7 @@ LAZY = {
         torch.randn(2, 8),
     ),
     "LazyConv2d": (
-        lambda: sequential(nn.Conv2d(3, 16, 3), nn.LazyConv2d(16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 8, 3)),
+        lambda: sequential(nn.Conv2d(3, 64, 3), nn.LazyConv2d(64, 3), nn.BatchNorm2d(64), nn.Conv2d(64, 8, 3)),
         torch.randn(2, 3, 9, 9),
     ),
 }
@@ -744,7 +865,7 @@ def test_a_lazy_layer_has_a_group_but_no_score_before_it_has_seen_a_batch(kind):
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_a_lazy_layer_that_is_left_out_anyway_does_not_stand_in_the_way():
+def test_a_lazy_layer_that_is_skipped_anyway_does_not_stand_in_the_way():
     model = sequential(nn.LazyLinear(64), nn.Linear(64, 64), nn.Linear(64, 64), nn.LazyLinear(8))
     assert [row.reason for row in table_of(model)] == [FIRST, "", "", LAST]
     rows = score_layers(find_layers(model), Scoring(exclude=["0"], score_first=True))

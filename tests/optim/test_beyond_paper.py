@@ -37,7 +37,7 @@ ALL = {
 }
 ALONE = [{name: value} for name, value in ALL.items()] + [
     {"assignment": "power"},
-    {"windows": 6},
+    {"windows": 6, "min_eigenvalues": 6},
     {"keep_mean": True},
     {"balance": {"weight_decay": (0.5, 2.0)}, "blend": 5},
     {"reference": "random", "tail": "goodness_of_fit"},

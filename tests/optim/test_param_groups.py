@@ -13,6 +13,7 @@ from torch.optim import LBFGS, SGD, AdamW
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, ExponentialLR, LambdaLR, SequentialLR, StepLR
 
 from tempbalance import TempBalance, find_layers, param_groups, split_param_groups
+from tempbalance.optim.param_groups import check_same_parameters
 from tests.cases import raises, train_step
 from tests.schedules import OPTIMIZERS, SCHEDULES, advance, hyperbola, rates_of, small_mlp, two_rates, wave
 
@@ -609,3 +610,103 @@ def test_splitting_in_place_gives_the_groups_of_param_groups(name):
     split_param_groups(optimizer, model)
     assert label_of(optimizer.param_groups) == label_of(param_groups(model))
     assert sorted(held(optimizer.param_groups)) == sorted(ids(trainable))
+
+
+# --- a module that is replaced after the optimizer was built
+
+
+def replaced_linear(model):
+    model[3] = nn.Linear(24, 20)
+
+
+def replaced_weight(model):
+    model[3].weight = nn.Parameter(torch.randn(20, 24))
+
+
+def replaced_by_another_shape(model):
+    model[3] = nn.Linear(24, 7)
+
+
+def normed(model):
+    nn.utils.parametrizations.weight_norm(model[3])
+
+
+@pytest.mark.parametrize("replace", [replaced_linear, replaced_weight, replaced_by_another_shape, normed])
+def test_a_layer_whose_parameters_were_replaced_is_named(replace):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    check_same_parameters(find_layers(model), optimizer)
+    replace(model)
+    with raises(RuntimeError, "layer '3'", "param_groups"):
+        check_same_parameters(find_layers(model), optimizer)
+    check_same_parameters(find_layers(model), SGD(param_groups(model), lr=0.1))
+
+
+def unchanged(model):
+    pass
+
+
+def frozen(model):
+    model[3].requires_grad_(False)
+
+
+def without_bias(model):
+    model[3].bias = None
+
+
+def removed(model):
+    model[3] = nn.Identity()
+
+
+def pruned(model):
+    nn.utils.prune.l1_unstructured(model[3], "weight", 0.5)
+
+
+def converted(model):
+    model.to(torch.float64)
+
+
+def grown(model):
+    model.append(nn.Linear(12, 12))
+
+
+def untied(model):
+    model[6].weight.data.zero_()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [unchanged, frozen, without_bias, removed, pruned, converted, grown, untied],
+    ids=lambda each: each.__name__,
+)
+def test_other_changes_of_a_model_are_no_replaced_layer(change):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=0.1)
+    change(model)
+    check_same_parameters(find_layers(model), optimizer)
+
+
+def test_two_optimizers_of_one_model_hold_no_replaced_layer():
+    model = small_mlp()
+    for chosen in (model[3].parameters(), [model[6].weight]):
+        check_same_parameters(find_layers(model), SGD(param_groups(model, list(chosen)), lr=0.1))
+
+
+def test_an_embedding_has_a_group_of_its_own_unless_it_is_tied_to_a_head():
+    model = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 9))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    split_param_groups(optimizer, model)
+    for groups in (param_groups(model), optimizer.param_groups):
+        assert [(group.get("layer"), ids(group["params"])) for group in groups] == [
+            (name, ids(model[int(name)].parameters())) for name in "012"
+        ]
+    model[2].weight = model[0].weight
+    assert [group["layer"] for group in param_groups(model)] == ["2", "1"]
+
+
+def test_an_embedding_trains_at_the_base_rate_as_long_as_embeddings_are_not_scored():
+    model = nn.Sequential(nn.Embedding(99, 64), *(nn.Linear(64, 64) for _ in range(3)))
+    optimizer = SGD(param_groups(model), lr=0.1)
+    scheduler = TempBalance(optimizer, model)
+    assert len(scheduler.last_scales) == 2
+    assert optimizer.param_groups[0]["lr"] == 0.1

@@ -41,7 +41,7 @@ from tests.schedules import (
     two_rates,
 )
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore:TempBalance. the shapes of the layers")
 
 SCORED = ["3", "6", "9"]
 # one of each shape that TempBalance has to look into: plain, driving momentum, watching a metric, nested

@@ -29,9 +29,32 @@ def test_a_table_is_a_sequence_of_its_rows():
     table = LayerTable(ROWS)
     assert len(table) == 4
     assert tuple(table) == ROWS
-    assert (table[0], table[-1], table[1:3]) == (ROWS[0], ROWS[3], ROWS[1:3])
+    assert (table[0], table[-1]) == (ROWS[0], ROWS[3])
     assert ROWS[1] in table
+    assert LayerRow("other") not in table
     assert table.index(ROWS[2]) == 2
+
+
+def test_a_name_is_in_the_table_if_it_finds_a_row():
+    table = LayerTable(ROWS)
+    assert all(row.name in table for row in ROWS)
+    assert "fc2" not in table
+    assert None not in table
+
+
+@pytest.mark.parametrize("chosen", [slice(1, 3), slice(None, None, -1), slice(4, None)], ids=str)
+def test_a_slice_of_a_table_is_a_table(chosen):
+    part = LayerTable(ROWS)[chosen]
+    assert isinstance(part, LayerTable)
+    assert part.rows == ROWS[chosen]
+    assert all(part[row.name] is row for row in ROWS[chosen])
+
+
+def test_tables_are_equal_if_their_rows_are():
+    table = LayerTable(ROWS)
+    assert table == LayerTable(list(ROWS)) == table[:]
+    assert table != LayerTable(ROWS[1:])
+    assert table != ROWS
 
 
 def test_a_row_is_found_by_the_name_of_its_layer():

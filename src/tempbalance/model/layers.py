@@ -1,6 +1,6 @@
 """A model's layers: the weights that are scored, and the parameters that follow them.
 
-Names are those of the bare model, in the order in which its modules are registered.
+Layers have the names of the bare model and come in the order in which its modules are registered.
 """
 
 from __future__ import annotations
@@ -19,31 +19,40 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from tempbalance.errors import WeightError
-from tempbalance.model.lora import base_of, has_lora, is_conv1d, merged_weight
+from tempbalance.model.adapters import (
+    base_of,
+    dequantized,
+    is_adapted,
+    is_conv1d,
+    is_quantized,
+    merged_weight,
+    why_not_merged,
+)
 from tempbalance.model.sharded import Sharded, find_sharded, replaced, unwrap
 from tempbalance.spectral.matrices import Cut, cut_convolution, cut_fused, cut_matrix, cut_stack
 
 _BIAS = re.compile(r"(^|_)bias")
 _EMBEDDING = re.compile(r"(^|_)(pos|position|positional|cls|class|tokens?|embed|embeds|embeddings?)(_|$)")
+_EMBEDDED = "embedding"  # the reason of an embedding that is not tied to another layer
 _GATES = ((nn.LSTM | nn.LSTMCell, "ifgo"), (nn.GRU | nn.GRUCell, "rzn"))
 
 
 @dataclass(eq=False)
 class Layer:
-    """A named weight with the parameters that train at its rate.
+    """A named weight with the parameters that train at its learning rate.
 
     Attributes:
         name: The module's name in the bare model, or the parameter's where a module has several weights.
-        shape: Of the weight; empty while it is lazy.
-        load: Gives the weight as it is now; under LoRA, pruning or a parametrization, as it is applied.
-        parameters: What the weight is made of.
+        shape: Shape of the weight; empty while it is lazy.
+        load: Returns the present weight as it is applied: with adapters, pruning and parametrizations.
+        parameters: The parameters that the weight is computed from.
         followers: Biases, and the normalisation that the layer feeds.
         cut: Cuts the weight into parts.
-        out_dim: Which dimension of the weight is its output, for cutting a fused one.
+        out_dim: The output dimension of the weight, along which a fused weight is cut.
         widths: The numbers of outputs by which a following normalisation is recognised.
-        left_out: Why the weight is never scored (an embedding, tied to another layer); empty if it can be.
+        skipped: Why the weight is not scored (embedding, tied, quantised); empty if it can be.
         bare: Whether it is a parameter of a module of no known kind.
-        sharded: Those of its parameters of which this process holds a part only.
+        sharded: Parameters of which this process holds only a part.
     """
 
     name: str
@@ -54,34 +63,39 @@ class Layer:
     out_dim: int = 0
     widths: tuple[int, ...] = ()
     followers: list[Parameter] = field(default_factory=list, repr=False)
-    left_out: str = ""
+    skipped: str = ""
     bare: bool = False
     sharded: list[Sharded] = field(default_factory=list, repr=False)
 
     @property
     def is_embedding(self) -> bool:
-        """Whether the layer looks tokens or positions up."""
-        return self.left_out.startswith("embedding")
+        """Whether the layer looks up tokens or positions."""
+        return self.skipped.startswith(_EMBEDDED)
+
+    @property
+    def is_own_embedding(self) -> bool:
+        """Whether the layer is the weight of an embedding module and tied to no other layer."""
+        return self.skipped == _EMBEDDED and not self.bare
 
     @property
     def is_frozen(self) -> bool:
-        """Whether nothing of the weight is trained."""
+        """Whether none of the weight's parameters is trained."""
         return not any(parameter.requires_grad for parameter in self.parameters)
 
     def weight(self) -> Tensor:
-        """The weight as it is now, without its graph.
+        """Return the present weight, detached.
 
         Raises:
             WeightError: If the weight is lazy and not initialised, or sharded over processes.
         """
         if self.sharded:
-            raise WeightError("must be whole, is sharded over processes")
+            raise WeightError("is sharded over processes: it has to be gathered")
         if any(is_lazy(parameter) for parameter in self.parameters):
             raise WeightError("is not initialised yet: run the model once on a batch first")
         return self.load().detach()
 
     def gather(self) -> Tensor:
-        """The weight as it is now; if it is sharded, all processes that hold a part have to call this together."""
+        """Return the present weight. If it is sharded, all processes that hold a part must call this together."""
         with replaced(self.sharded, Sharded.gather):
             return self.load().detach()
 
@@ -94,18 +108,18 @@ class _Norm:
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
-    """The layers of a model, in the order its modules are registered.
+    """Return the layers of a model, in the order in which its modules are registered.
 
-    Layers are Linear, convolutions (transposed, grouped and depthwise ones too), recurrent and attention weights, the
-    ``Conv1D`` of GPT-2, stacked experts, and any other parameter of two or more dimensions; embeddings, and weights
-    tied to an earlier layer's, are listed with the reason why they are left out.
+    Layers are Linear, convolutions (also transposed, grouped and depthwise), recurrent and attention weights, the
+    ``Conv1D`` of GPT-2, stacked experts, and any other parameter of two or more dimensions. Embeddings, tied weights
+    and quantised weights are listed with the reason why they are skipped.
 
     Args:
-        model: Any module; wrappers such as DataParallel, DDP and torch.compile are looked through. Sharded weights
-            (FSDP, tensor parallel) have the shapes of whole ones; nothing is gathered.
+        model: Any module. Wrappers such as DataParallel, DDP and torch.compile are looked through. Sharded weights
+            (FSDP, tensor parallel) are listed with their whole shapes; nothing is gathered.
 
     Raises:
-        TypeError: If the model is no module.
+        TypeError: If the model is not a module.
         ValueError: If it is FullyShardedDataParallel without ``use_orig_params=True``.
     """
     if not isinstance(model, nn.Module):
@@ -122,7 +136,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
 
 def _put_back(layers: list[Layer], sharded: list[Sharded], stands_for: dict[Parameter, Parameter]) -> None:
-    """Give layers the parameters that modules and optimizers hold."""
+    """Replace stand-ins by the parameters that modules and optimizers hold."""
     for layer in layers:
         layer.parameters = [stands_for.get(each, each) for each in layer.parameters]
         layer.followers = [stands_for.get(each, each) for each in layer.followers]
@@ -131,35 +145,40 @@ def _put_back(layers: list[Layer], sharded: list[Sharded], stands_for: dict[Para
 
 
 def is_bias(key: str) -> bool:
-    """Whether a parameter is called so within its module that it is a bias."""
+    """Whether the parameter's name marks it as a bias."""
     return bool(_BIAS.search(key))
 
 
 def is_embedding_name(key: str) -> bool:
-    """Whether a parameter is called so within its module that it holds tokens or positions."""
+    """Whether the parameter's name marks it as an embedding of tokens or positions."""
     return bool(_EMBEDDING.search(key))
 
 
 def owners(layers: Iterable[Layer]) -> dict[Parameter, str]:
-    """The layer at whose rate each parameter trains; parameters that train at the base rate are not in it."""
+    """Map each parameter to the layer at whose learning rate it trains.
+
+    Embeddings own their parameters, so that they can be scored. Parameters that always train at the base rate are not
+    in the result.
+    """
     found: dict[Parameter, str] = {}
     for layer in layers:
-        if not layer.left_out:
+        if not layer.skipped or layer.is_own_embedding:
             for parameter in [*layer.parameters, *layer.followers]:
                 found.setdefault(parameter, layer.name)
     for layer in layers:  # the bias of a tied layer goes with the weight it is tied to
-        for parameter in layer.followers if layer.left_out and not layer.is_embedding else ():
-            found.setdefault(parameter, found[layer.parameters[0]])
+        if layer.skipped and layer.parameters and layer.parameters[0] in found:
+            for parameter in layer.followers:
+                found.setdefault(parameter, found[layer.parameters[0]])
     return found
 
 
 def _visit(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Layer | _Norm]:
-    """What a module and the modules in it hold; a module that is registered twice counts once."""
+    """Yield the layers and normalisations of a module and its submodules; a module registered twice counts once."""
     module = unwrap(module)
     if module in seen:
         return
     seen.add(module)
-    if has_lora(module) and (layer := _lora(name, module)) is not None:
+    if is_adapted(module) and (layer := _adapted(name, module)) is not None:
         seen.update(module.modules())
         yield layer
         return
@@ -174,7 +193,7 @@ def _join(*names: str) -> str:
 
 
 def _own(name: str, module: nn.Module) -> Iterator[Layer | _Norm]:
-    """What a module holds itself."""
+    """Yield the layers of a module's own parameters, or the normalisation that it is."""
     tensors = _tensors(module)
     if _is_norm(module, tensors):
         parameters = [parameter for _, made_of in tensors.values() for parameter in made_of]
@@ -182,7 +201,7 @@ def _own(name: str, module: nn.Module) -> Iterator[Layer | _Norm]:
         return
     layers = {}
     for key, (load, made_of) in tensors.items():
-        if (layer := _layer(module, key, load, made_of)) is not None:
+        if (layer := _layer(module, key, _shape(load, made_of), load, made_of)) is not None:
             layer.name = name if key == "weight" and name else _join(name, key)
             layers[key] = layer
     before = None
@@ -198,11 +217,11 @@ _Tensors = dict[str, tuple[Callable[[], Tensor], list[Parameter]]]
 
 
 def _tensors(module: nn.Module) -> _Tensors:
-    """What a module's own weights and biases are called, how to get them as they are applied, what they are made of."""
+    """Map the names of a module's own weights and biases to a way to load them and the parameters they are made of."""
     found: _Tensors = {}
     inner: set[str] = set()
     made_of: tuple[str, ...]
-    for hook in module._forward_pre_hooks.values():  # the older forms, which replace `weight` before each forward pass
+    for hook in module._forward_pre_hooks.values():  # older forms, which replace `weight` before each forward pass
         if isinstance(hook, WeightNorm):
             key, made_of = hook.name, (f"{hook.name}_g", f"{hook.name}_v")
             load = partial(hook.compute_weight, module)
@@ -226,7 +245,7 @@ def _tensors(module: nn.Module) -> _Tensors:
 
 
 def _without_side_effects(parametrization: nn.Module) -> Tensor:
-    """Apply a parametrization in evaluation mode: in training mode spectral_norm moves its own estimate on."""
+    """Apply a parametrization in evaluation mode: in training mode spectral_norm updates its estimate."""
     were_training = [(module, module.training) for module in parametrization.modules()]
     try:
         parametrization.train(False)
@@ -239,14 +258,18 @@ def _without_side_effects(parametrization: nn.Module) -> Tensor:
             module.training = was_training
 
 
-def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: list[Parameter]) -> Layer | None:
-    """A layer, still without its name, if the tensor is a weight."""
-    lazy = any(is_lazy(parameter) for parameter in made_of)
-    shape = () if lazy else tuple(load().shape)
+def _shape(load: Callable[[], Tensor], made_of: list[Parameter]) -> tuple[int, ...]:
+    return () if any(is_lazy(parameter) for parameter in made_of) else tuple(load().shape)
+
+
+def _layer(
+    module: nn.Module, key: str, shape: tuple[int, ...], load: Callable[[], Tensor], made_of: list[Parameter]
+) -> Layer | None:
+    """Return a layer without a name if the tensor is a weight; an empty shape is that of a lazy parameter."""
     make = partial(Layer, "", shape, load, made_of)
-    if isinstance(module, nn.Linear) and key == "weight" and (lazy or len(shape) == 2):
+    if isinstance(module, nn.Linear) and key == "weight" and len(shape) in (0, 2):
         return make(cut_matrix, widths=(module.out_features,))
-    if isinstance(module, nn.modules.conv._ConvNd) and key == "weight" and (lazy or len(shape) > 2):
+    if isinstance(module, nn.modules.conv._ConvNd) and key == "weight" and len(shape) not in (1, 2):
         return make(partial(cut_convolution, groups=module.groups), widths=(module.out_channels,))
     if isinstance(module, nn.RNNBase | nn.RNNCellBase) and key.startswith("weight_"):
         gates = next((names for kind, names in _GATES if isinstance(module, kind)), "")
@@ -259,11 +282,11 @@ def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: lis
     if isinstance(module, nn.MultiheadAttention) and key == "in_proj_weight":
         return make(partial(cut_fused, sizes=3, names=["q", "k", "v"]))
     if _is_embedding(module) and key == "weight":
-        return make(cut_matrix, left_out="embedding")
+        return make(cut_matrix, skipped=_EMBEDDED)
     if is_bias(key) or len(shape) < 2:
         return None
     if is_embedding_name(key) or (len(shape) == 3 and shape[0] == 1):
-        return make(cut_matrix, left_out="embedding", bare=True)
+        return make(cut_matrix, skipped=_EMBEDDED, bare=True)
     if is_conv1d(module) and key == "weight" and len(shape) == 2:
         return make(cut_matrix, out_dim=1, widths=(shape[1],))
     cut = cut_matrix if len(shape) == 2 else cut_stack if len(shape) == 3 else cut_convolution
@@ -271,17 +294,25 @@ def _layer(module: nn.Module, key: str, load: Callable[[], Tensor], made_of: lis
     return make(cut, widths=shape[:1] if len(shape) != 3 else shape[1:], bare=is_bare)
 
 
-def _lora(name: str, module: nn.Module) -> Layer | None:
-    """The one layer of a module with low-rank adapters, which follow the merged weight."""
+def _adapted(name: str, module: nn.Module) -> Layer | None:
+    """Return the one layer of an adapted module; the adapters' parameters are among those of the weight."""
     base = base_of(module)
-    tensors = {} if base is None else _tensors(base := unwrap(base))
-    if base is None or "weight" not in tensors:
+    assert base is not None
+    base = unwrap(base)
+    load, made_of = _tensors(base).get("weight", (None, []))
+    features = [getattr(base, side, None) for side in ("out_features", "in_features")]
+    shape = tuple(side for side in features if isinstance(side, int))  # of a packed weight
+    if is_quantized(base):
+        load, made_of = partial(dequantized, base), [each for each in base.parameters(recurse=False) if each.dim() > 1]
+    elif load is None:
         return None
-    load, made_of = tensors["weight"]
-    layer = _layer(base, "weight", load, made_of)
+    else:
+        shape = _shape(load, made_of)
+    layer = _layer(base, "weight", shape or _shape(load, made_of), load, made_of)
     if layer is not None:
         others = [each for each in module.parameters() if not any(each is one for one in made_of)]
-        layer.name = name or "weight"
+        layer.name, layer.bare = name or "weight", False
+        layer.skipped = layer.skipped or why_not_merged(module)
         layer.load = lambda: merged_weight(module, load())
         layer.parameters = [*made_of, *(each for each in others if each.dim() > 1)]
         layer.followers = [each for each in others if each.dim() <= 1]
@@ -293,7 +324,7 @@ def _is_embedding(module: nn.Module) -> bool:
 
 
 def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:
-    """Torch's normalisations, and others' by name: vectors only, in a class called something with Norm."""
+    """Whether a module is a normalisation: torch's, or one with Norm in its class name and only vectors."""
     if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
         return True
     vectors = [each for _, made_of in tensors.values() for each in made_of]
@@ -305,7 +336,7 @@ def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:
 
 
 def _followed(key: str, module: nn.Module, weights: list[str], before: str | None) -> str | None:
-    """Which of a module's weights a bias or other parameter goes with: by name, or the one before it."""
+    """Return the weight of a module that a bias or other parameter goes with: by name, or the one before it."""
     if not weights or (module._modules and not is_bias(key)):
         return None
     stem = _stem(key)
@@ -318,13 +349,13 @@ def _stem(key: str) -> str:
 
 
 def _attach_norms(found: list[Layer | _Norm]) -> None:
-    """Let each normalisation follow the layer that feeds it: the latest one before it with as many outputs.
+    """Attach each normalisation to the layer that feeds it: the latest one before it with as many outputs.
 
-    Where several normalisations of one module stand together behind its layers, as in nn.TransformerEncoderLayer, the
-    last follows the latest such layer, the one before it the next earlier that has no normalisation yet, and so on.
+    A module may register several normalisations together behind its layers, as nn.TransformerEncoderLayer does. Then
+    the last one follows the latest such layer, the one before it the next earlier layer without one, and so on.
     """
     layers: list[Layer] = []
-    num_fed = 0  # the layers up to here have their normalisations
+    num_fed = 0  # layers before this one have their normalisations
     for parent, run in groupby(found, lambda each: each.name.rpartition(".")[0] if isinstance(each, _Norm) else None):
         if parent is None:
             layers.extend(each for each in run if isinstance(each, Layer))
@@ -345,17 +376,19 @@ def _latest(layers: list[Layer], norm: _Norm, among: range) -> int | None:
 
 
 def mark_tied(layers: Sequence[Layer], keys: Sequence[Hashable]) -> None:
-    """Score a weight once: by its first name, or by that of the head where it is tied to an embedding.
+    """Mark all but one of the layers of a tied weight as skipped.
+
+    The first layer stays, or the head where the weight is tied to an embedding.
 
     Args:
-        layers: Of one model; those that are not scored get the reason.
-        keys: Equal for layers of the same weight; ``None`` is equal to nothing.
+        layers: The layers of one model.
+        keys: One for each layer, equal for layers of the same weight; ``None`` equals nothing.
     """
     first: dict[Hashable, Layer] = {}
     for layer, key in sorted(zip(layers, keys, strict=True), key=lambda pair: pair[0].is_embedding):
         if key is None or key not in first:
             first[key] = layer
         elif layer.is_embedding:
-            layer.left_out = f"embedding, tied to {first[key].name!r}"
+            layer.skipped = f"{_EMBEDDED}, tied to {first[key].name!r}"
         else:
-            layer.left_out = f"tied to {first[key].name!r}"
+            layer.skipped = f"tied to {first[key].name!r}"

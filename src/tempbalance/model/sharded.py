@@ -1,7 +1,7 @@
-"""Weights that are sharded over processes: what they are as a whole, and gathering them.
+"""Wrapped modules and sharded weights: unwrapping the former, gathering the latter.
 
-There are three kinds: DTensors, as ``fully_shard`` (FSDP2) and tensor parallelism make them, and the pieces of a flat
-parameter in FullyShardedDataParallel (FSDP1) with ``use_orig_params=True``. A type whose module was never imported
+Sharded weights are DTensors, as ``fully_shard`` (FSDP2) and tensor parallelism make them, or pieces of the flat
+parameter of FullyShardedDataParallel (FSDP1) with ``use_orig_params=True``. A type whose module was never imported
 cannot be in any model, so nothing is imported to look for it.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
-# module and class of the wrapper, attribute that holds what it wraps
+# module and class of the wrapper, attribute that holds the wrapped module
 _WRAPPERS = (
     ("torch.nn.parallel", "DataParallel", "module"),
     ("torch.nn.parallel", "DistributedDataParallel", "module"),
@@ -29,11 +29,11 @@ _WRAPPERS = (
 
 
 def unwrap(module: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
-    """The bare module inside any number of wrappers.
+    """Return the bare module inside any number of wrappers.
 
     Args:
-        module: The module.
-        keep: Names of wrappers that are not looked through.
+        module: A module, wrapped or not.
+        keep: Names of wrappers to stop at.
     """
     for path, name, attribute in _WRAPPERS:
         wrapper = getattr(sys.modules.get(path), name, None)
@@ -48,9 +48,9 @@ class Sharded:
 
     Attributes:
         parameter: The part, as the module and the optimizer hold it.
-        shape: That of the whole.
-        collect: Gives the whole.
-        places: The modules that hold it, with its name there.
+        shape: Shape of the whole parameter.
+        collect: Returns the whole parameter.
+        places: The modules that hold the parameter, each with its name there.
     """
 
     parameter: Parameter
@@ -59,19 +59,19 @@ class Sharded:
     places: list[tuple[nn.Module, str]] = field(default_factory=list)
 
     def gather(self) -> Tensor:
-        """The whole parameter; all processes that hold a part have to call it, in the same order."""
+        """Return the whole parameter. All processes that hold a part must call this, in the same order."""
         return self.collect()
 
     def stand_in(self) -> Tensor:
-        """Something of the whole's shape that takes no memory."""
+        """Return a tensor of the whole shape that takes no memory."""
         return torch.zeros((), dtype=self.parameter.dtype, device=self.parameter.device).expand(self.shape)
 
 
 def find_sharded(model: nn.Module) -> list[Sharded]:
-    """The sharded parameters of a model; what FSDP2 has left unsharded since the last forward pass is sharded again.
+    """Return the sharded parameters of a model, after resharding those that FSDP2 left whole in the last forward pass.
 
     Raises:
-        ValueError: If they are in a form that does not tell one layer from the next.
+        ValueError: If one flat parameter holds several layers, so that they cannot be separated.
     """
     if not _may_be_sharded():
         return []
@@ -97,14 +97,14 @@ def find_sharded(model: nn.Module) -> list[Sharded]:
 
 @contextmanager
 def replaced(sharded: Sequence[Sharded], make: Callable[[Sharded], Tensor]) -> Iterator[dict[Parameter, Parameter]]:
-    """Have the modules hold something else in place of sharded parameters.
+    """Replace sharded parameters in their modules for a while.
 
     Args:
         sharded: The parameters.
-        make: Gives what the modules hold meanwhile.
+        make: Returns the tensor to put in place of a parameter.
 
     Yields:
-        What each new parameter stands for.
+        The sharded parameter that each new parameter stands for.
     """
     stands_for: dict[Parameter, Parameter] = {}
     try:
@@ -119,7 +119,7 @@ def replaced(sharded: Sequence[Sharded], make: Callable[[Sharded], Tensor]) -> I
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether a tensor is one of torch's distributed ones."""
+    """Whether a tensor is a DTensor."""
     return _is_instance(tensor, "torch.distributed.tensor", "DTensor")
 
 
@@ -138,14 +138,14 @@ def _is_instance(value: object, path: str, name: str) -> bool:
 
 
 def _full_tensor(parameter: Any) -> Tensor:
-    """The whole of a DTensor; one that is offloaded travels from the device that its processes talk through."""
+    """Return the whole of a DTensor; an offloaded one is first moved to the device of its process group."""
     device = parameter.device_mesh.device_type
     whole: Tensor = parameter.detach().to(device).full_tensor()
     return whole
 
 
 def _flattened(model: nn.Module) -> dict[Parameter, Sharded]:
-    """The parameters that FSDP1 has flattened into one and sharded."""
+    """Return the parameters that FSDP1 has flattened into one and sharded."""
     found: dict[Parameter, Sharded] = {}
     for module in model.modules():
         if not _is_instance(module, "torch.distributed.fsdp", "FullyShardedDataParallel"):
@@ -169,7 +169,7 @@ def _flattened(model: nn.Module) -> dict[Parameter, Sharded]:
 
 
 def _gather_piece(handle: Any, index: int) -> Tensor:
-    """One of the parameters that FSDP1 has flattened: every process adds its piece to zeros."""
+    """Gather one of the parameters that FSDP1 has flattened: each process adds its piece to zeros."""
     flat, piece = handle.flat_param, handle.flat_param._shard_param_infos[index]
     shape, stride = flat._shapes[index], flat._strides[index]
     whole = torch.zeros(shape.numel(), dtype=flat._params[index].dtype, device=handle.device)
@@ -181,7 +181,7 @@ def _gather_piece(handle: Any, index: int) -> Tensor:
 
 
 def _check_none_lost(model: nn.Module, flat: dict[Parameter, Sharded]) -> None:
-    """Refuse the inside of an FSDP1 wrapper, where nothing tells what a piece is a piece of."""
+    """Refuse the module inside an FSDP1 wrapper, which does not know the shapes of its pieces."""
     lost = [each for each in model.parameters() if getattr(each, "_fsdp_flattened", False) and each not in flat]
     if lost and all(each.dim() <= 1 for each in lost):
         raise ValueError("the model is what FullyShardedDataParallel wraps: pass the FullyShardedDataParallel itself")

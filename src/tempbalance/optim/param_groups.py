@@ -69,7 +69,8 @@ def _naming_options_of_scheduler(function: Callable[P, R]) -> Callable[P, R]:
 def param_groups(model: nn.Module, groups: Iterable[Any] | None = None, *, min_eigenvalues: int = 0) -> list[Group]:
     """Return one param group per layer, labelled with the key ``layer``, and one group for the other parameters.
 
-    A layer's group also holds its followers: its bias and the normalisation that it feeds.
+    A layer's group also holds its followers: its bias and the normalisation that it feeds. An embedding has a group
+    too, whose scale is 1 unless embeddings are scored.
 
     Args:
         model: The model. Wrappers such as DDP and torch.compile are looked through.
@@ -197,6 +198,32 @@ def check_belonging(
                     f"{len(optimizer.param_groups)}: build it after the split, or pass it to "
                     "split_param_groups(optimizer, model, schedulers=[schedule])"
                 )
+
+
+def check_same_parameters(layers: Sequence[Layer], optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that still trains the parameters of a module that was replaced in the model.
+
+    Args:
+        layers: The layers of the model now.
+        optimizer: An optimizer with labelled groups.
+
+    Raises:
+        RuntimeError: If a labelled group holds parameters that no layer has any more, while its layer has parameters
+            that no group holds; it names the layer.
+    """
+    present = {id(each) for layer in layers for each in [*layer.parameters, *layer.followers]}
+    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    by_name = {layer.name: layer for layer in layers}
+    for group in optimizer.param_groups:
+        layer = by_name.get(group.get(LABEL, ""))
+        if layer is None or all(id(each) in present for each in group["params"]):
+            continue
+        if any(id(each) not in trained for each in [*layer.parameters, *layer.followers]):
+            raise RuntimeError(
+                f"layer {layer.name!r} has other parameters than the optimizer's group of that layer: its module was "
+                "replaced after the optimizer was built, so its new weights are not trained. Replace modules first, "
+                "then build the optimizer from tempbalance.param_groups(model), and TempBalance"
+            )
 
 
 def _check_sharded_first(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

@@ -113,9 +113,9 @@ class BaseValues:
             self._written[target] = written
             self._versions[target] = _versions(written)
         rates = self._written["lr"]
-        return (
-            [rate if type(rate) is float else rate.clone() for rate in rates] if self._versions["lr"] else list(rates)
-        )
+        if not self._versions["lr"]:
+            return list(rates)
+        return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
 
     def _by_group(self, target: str, scales: Scales) -> list[float]:
         """The scale of each group, worked out once for each scoring."""

@@ -23,7 +23,7 @@ from tempbalance.execution.distributed import Choose, SharedScoring, find_ranks
 from tempbalance.execution.inline import Execution, Inline, Outcome, Request, Source
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
-from tempbalance.optim.param_groups import check_belonging
+from tempbalance.optim.param_groups import check_belonging, check_same_parameters
 from tempbalance.optim.rates import BaseValues, Rate, check_target, put_back, was_changed
 from tempbalance.optim.state import (
     VERSION,
@@ -37,6 +37,7 @@ from tempbalance.optim.state import (
 )
 from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange
 from tempbalance.ranking.compare import Blending, Comparison, Scales, check_group_by, scales_of, unit_of
+from tempbalance.ranking.scoring import hints
 from tempbalance.ranking.table import LayerRow, LayerTable
 from tempbalance.spectral.score import ScoreFunction, ScoreName
 from tempbalance.spectral.tail import TailFunction, TailName
@@ -74,7 +75,7 @@ class TempBalance(LRScheduler):
         score_first: Score the first layer too; an input embedding counts as the first. The authors' code skips it.
         score_last: Score the last layer too. The authors' code skips it.
         score_embeddings: Rank each ``nn.Embedding`` like a layer.
-        min_eigenvalues: Skip layers whose matrices have a smaller side: their alpha is too uncertain.
+        min_eigenvalues: Skip layers whose matrices have a shorter side: their alpha is too uncertain.
         exclude: Name patterns, as in a shell, of layers to skip.
         fused: Name patterns of weights that hold several projections side by side, with their number or their sizes:
             ``{"*.qkv": 3}``.
@@ -166,6 +167,8 @@ class TempBalance(LRScheduler):
         self._bases = BaseValues(optimizer, list(self.options.scaling.targets))
         self._schedule_mark = mark_of(schedule)
         self._take_effect(outcome, 0)
+        if outcome.rows is not None:
+            self._warn_of_hints()
         super().__init__(optimizer)
 
     def _initial_step(self) -> None:
@@ -369,6 +372,7 @@ class TempBalance(LRScheduler):
         def find() -> list[Layer]:
             check()
             layers = find_layers(self.model)
+            check_same_parameters(layers, self.optimizer)
             if callable(group_by):  # a function's text does not say what it does
                 options["groups"] = [unit_of(layer.name, group_by) for layer in layers]
             return layers
@@ -392,6 +396,12 @@ class TempBalance(LRScheduler):
             self._has_warned = True
             reasons = "; ".join(sorted({row.reason for row in self._rows})) or "the model has no layers"
             warn(f"no layer is scored ({reasons}): all train at the base rate")
+
+    def _warn_of_hints(self) -> None:
+        """Name options that the model's shapes and names suggest, on one process."""
+        if find_ranks(self.options.execution.share).rank == 0:
+            for line in hints(self._rows, find_layers(self.model), self.options.scoring):
+                warn(line)
 
     def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Step the schedule on base values: many continue from the present value, and scales must not compound."""

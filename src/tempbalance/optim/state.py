@@ -77,9 +77,11 @@ class Options:
             score=self.score,
             score_first=self.score_first,
             score_last=self.score_last,
+            score_embeddings=self.score_embeddings,
             min_eigenvalues=self.min_eigenvalues,
             exclude=self.exclude,
             fused=self.fused or {},
+            roots=self.roots,
             reference=self.comparison.reference,
             windows=self.comparison.windows,
         )

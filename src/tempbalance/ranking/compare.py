@@ -84,7 +84,7 @@ class Scaling:
     targets: Mapping[str, ScaleRange]
     comparison: Comparison
 
-    def compared(self, rows: Sequence[LayerRow], earlier: Iterable[LayerRow] = ()) -> list[LayerRow]:
+    def compared(self, rows: Sequence[LayerRow], earlier: Sequence[LayerRow] = ()) -> list[LayerRow]:
         """Add to each row the score it is compared by, and its scales.
 
         Args:
@@ -94,6 +94,14 @@ class Scaling:
         Raises:
             ScoreError: If a score does not suit the assignment, or a function returns no scale or no group name.
         """
+        by_root: dict[str, list[LayerRow]] = {}
+        for row in rows:
+            by_root.setdefault(row.root, []).append(row)
+        found = {row.name: row for each in by_root.values() for row in self._compared_within(each, earlier)}
+        return [found[row.name] for row in rows]
+
+    def _compared_within(self, rows: Sequence[LayerRow], earlier: Iterable[LayerRow]) -> list[LayerRow]:
+        """The same for the layers of one root, which are ranked on their own."""
         units = {row.name: unit_of(row.name, self.comparison.group_by) for row in rows if row.score is not None}
         scores = self._smoothed(self._unit_scores(rows, units), units, earlier)
         sizes = {row.name: math.prod(row.shape) if self.comparison.keep_mean == "parameters" else 1 for row in rows}

@@ -1,8 +1,9 @@
-"""Layers to rows: which are scored and which left out, their spectra, fits and scores."""
+"""Layers to rows: which are scored and which skipped, their spectra, fits and scores."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby
 from operator import methodcaller
-from statistics import fmean
+from statistics import correlation, fmean
 from typing import Literal, get_args
 
 import torch
@@ -30,7 +31,15 @@ ReferenceName = Literal["random"]
 
 @dataclass(frozen=True)
 class Scoring:
-    """How layers are scored: the options of `TempBalance` that say so, described there."""
+    """How layers are scored: options of `TempBalance`, most of them described there.
+
+    Attributes:
+        min_eigenvalues: Parts whose matrices have a shorter side are skipped, however many matrices are pooled.
+        score_embeddings: Score the weights of embedding modules too, even as the first or last layer. The layer after
+            them does not become the first. Where an embedding is tied to a head, the head's row decides.
+        roots: Names of submodules, such as the two networks of a GAN. First and last layers are counted within each
+            root, and layers outside all roots are skipped.
+    """
 
     tail: TailName | TailFunction = "median"
     tail_fraction: float = 0.5
@@ -42,6 +51,8 @@ class Scoring:
     fused: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
     reference: ReferenceName | None = None
     windows: Windows | None = None
+    score_embeddings: bool = False
+    roots: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_tail(self.tail, self.tail_fraction)
@@ -52,9 +63,17 @@ class Scoring:
         if self.reference is not None and self.score != "alpha":
             raise ValueError(f"reference is what alpha is divided by: it needs score 'alpha', got {self.score!r}")
         check_count("min_eigenvalues", self.min_eigenvalues, least=3)
-        if isinstance(self.exclude, str):
-            raise TypeError(f"exclude must be a list of name patterns, got the string {self.exclude!r}")
-        object.__setattr__(self, "exclude", tuple(self.exclude))
+        for name, items in (("exclude", "name patterns"), ("roots", "names of submodules")):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise TypeError(f"{name} must be a list of {items}, got the string {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        for root in self.roots:
+            if not root:
+                raise ValueError(f"roots must be names of submodules, got {root!r}")
+            inner = [each for each in self.roots if each.startswith(f"{root}.")]
+            if self.roots.count(root) > 1 or inner:
+                raise ValueError(f"roots must not overlap, got {root!r} and {(inner or [root])[0]!r}")
         if not isinstance(self.fused, Mapping):
             raise TypeError(f"fused must map name patterns to parts, got {self.fused!r}")
         for pattern, sizes in self.fused.items():
@@ -80,28 +99,35 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to do for a model.
+    """Which layers of a model to score, and the jobs that this takes.
 
     Attributes:
-        layers: All of them.
-        reasons: Why a layer is left out before its weight is looked at, by its name; empty if it is not.
-        jobs: The parts of those that are not, by the layer's name.
+        layers: All layers.
+        reasons: Why each layer is skipped, by its name; empty if it is to be scored.
+        jobs: The parts of the layers to score, by the layer's name.
+        roots: The root that each layer is in, by its name; empty without roots or outside them.
     """
 
     layers: Sequence[Layer]
     reasons: dict[str, str]
     jobs: dict[str, list[Job]]
+    roots: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[LayerRow]:
-        """A row for each layer, once the jobs are done."""
-        return [make_row(layer, self.jobs.get(layer.name, []), self.reasons[layer.name]) for layer in self.layers]
+        """Return a row for each layer, once the jobs are done."""
+        return [
+            make_row(
+                layer, self.jobs.get(layer.name, []), self.reasons[layer.name], root=self.roots.get(layer.name, "")
+            )
+            for layer in self.layers
+        ]
 
 
 def score_layers(layers: Sequence[Layer], scoring: Scoring) -> list[LayerRow]:
-    """A row for each layer: its score, or why it is left out.
+    """Return a row for each layer: its score, or why it is skipped.
 
     Raises:
-        ValueError: If a pattern of ``fused`` matches no layer.
+        ValueError: If a pattern of ``fused`` or a root matches no layer.
         TempBalanceError: If a weight has no spectrum (NaN, meta, complex, ...) or a score is not finite; it names the
             layer.
     """
@@ -111,43 +137,53 @@ def score_layers(layers: Sequence[Layer], scoring: Scoring) -> list[LayerRow]:
 
 
 def plan_layers(layers: Sequence[Layer], scoring: Scoring) -> Plan:
-    """Which layers are scored, and the parts that they are cut into.
+    """Decide which layers are scored, and cut them into parts.
 
     Raises:
-        ValueError: If a pattern of ``fused`` matches no layer.
+        ValueError: If a pattern of ``fused`` or a root matches no layer.
         TempBalanceError: If a weight is lazy or cannot be cut; it names the layer.
     """
+    names = [layer.name for layer in layers]
     for pattern in scoring.fused:
-        if not any(fnmatchcase(layer.name, pattern) for layer in layers):
-            raise ValueError(f"fused pattern {pattern!r} matches no layer, of {[layer.name for layer in layers]}")
-    first, last = ends(layers)
-    reasons = {layer.name: _reason(layer, scoring, layer is first, layer is last) for layer in layers}
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"fused pattern {pattern!r} matches no layer, of {names}")
+    roots = {name: next((root for root in scoring.roots if f"{name}.".startswith(f"{root}.")), "") for name in names}
+    for root in scoring.roots:
+        if root not in roots.values():
+            raise ValueError(f"root {root!r} contains no layer, of {names}")
+    at_ends = {root: ends([layer for layer in layers if roots[layer.name] == root]) for root in set(roots.values())}
+    reasons = {layer.name: _reason(layer, scoring, roots[layer.name], *at_ends[roots[layer.name]]) for layer in layers}
     jobs = {layer.name: jobs_of(layer, scoring) for layer in layers if not reasons[layer.name]}
-    return Plan(layers, reasons, jobs)
+    return Plan(layers, reasons, jobs, roots)
 
 
 def ends(layers: Sequence[Layer]) -> tuple[Layer | None, Layer | None]:
-    """The first and the last layer; an embedding counts, a parameter outside any known module only among its like."""
+    """Return the first and the last layer. Embeddings count; bare parameters count only if there is nothing else."""
     candidates = [layer for layer in layers if not layer.bare] or layers
     return (candidates[0], candidates[-1]) if candidates else (None, None)
 
 
-def _reason(layer: Layer, scoring: Scoring, is_first: bool, is_last: bool) -> str:
-    """Why a layer is left out before its weight is looked at; empty if it is not."""
+def _reason(layer: Layer, scoring: Scoring, root: str, first: Layer | None, last: Layer | None) -> str:
+    """Say why a layer is skipped before its weight is loaded; empty if it is not."""
     pattern = next((each for each in scoring.exclude if fnmatchcase(layer.name, each)), None)
     if pattern is not None:
         return f"name matches exclude pattern {pattern!r}"
-    if layer.left_out:
-        return layer.left_out
-    if is_first and not scoring.score_first:
+    if scoring.roots and not root:
+        return "outside roots"
+    is_embedding = scoring.score_embeddings and layer.is_own_embedding
+    if layer.skipped and not is_embedding:
+        return layer.skipped
+    if layer is first and not scoring.score_first and not is_embedding:
         return "first layer"
-    if is_last and not scoring.score_last:
+    if layer is last and not scoring.score_last and not is_embedding:
         return "last layer"
     return "frozen" if layer.is_frozen else ""
 
 
 def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
-    """The parts of a layer, known from its shape alone.
+    """Return a job for each part of a layer, from its shape alone.
+
+    A part is skipped if the shorter side of its matrices is below ``min_eigenvalues``, however many are pooled.
 
     Raises:
         TempBalanceError: If the weight is lazy or cannot be cut; it names the layer.
@@ -162,12 +198,15 @@ def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
             layer.weight()
         for index, part in enumerate(cut(torch.empty(layer.shape, device="meta"))):
             num_slices, rows, columns = part.slices.shape
-            side = min(rows, columns)
+            side = min(rows, columns) if num_slices else 0
             # the Gram matrix, and its eigenvalues, which take four times as long for a square one
             cost = num_slices * side**2 * (max(rows, columns) + 4 * side)
             job = Job(layer, cut, index, part.name, cost, (num_slices, rows, columns), part.num_eigenvalues)
-            if job.num_eigenvalues < scoring.min_eigenvalues:
-                job.reason = f"{job.num_eigenvalues} eigenvalues, min_eigenvalues is {scoring.min_eigenvalues}"
+            if side < scoring.min_eigenvalues:
+                found = (
+                    f"{side} eigenvalues" if num_slices <= 1 else f"{num_slices} matrices of {side} eigenvalues each"
+                )
+                job.reason = f"{found}, min_eigenvalues is {scoring.min_eigenvalues}"
             jobs.append(job)
     return jobs
 
@@ -340,8 +379,8 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
     return fit
 
 
-def make_row(layer: Layer, jobs: list[Job], reason: str) -> LayerRow:
-    """A layer's row: the mean of the parts that are scored, or why none is."""
+def make_row(layer: Layer, jobs: list[Job], reason: str, *, root: str = "") -> LayerRow:
+    """Return a layer's row: the mean over its scored parts, or why none is scored."""
     scores = [job.score for job in jobs if job.score is not None]
     fits = [job.fit for job in jobs if job.fit is not None]
     return LayerRow(
@@ -356,6 +395,7 @@ def make_row(layer: Layer, jobs: list[Job], reason: str) -> LayerRow:
         score=fmean(scores) if scores else None,
         reason=reason if reason or scores else jobs[0].reason if jobs else "it has no matrices",
         parts=tuple(map(_part_row, jobs)) if len(jobs) > 1 else (),
+        root=root,
     )
 
 
@@ -375,3 +415,66 @@ def naming(layer: Layer) -> Iterator[None]:
         yield
     except TempBalanceError as err:
         raise type(err)(f"layer {layer.name!r}, weight {layer.shape}: {err}") from err
+
+
+_FUSED = re.compile(r"qkv|c_attn|in_proj", re.IGNORECASE)
+_MIN_EXPLAINED = 0.6  # share of alpha's variance
+_MIN_SPREAD = 1.05  # the largest alpha of random matrices over the smallest
+_MIN_LAYERS = 4
+
+
+def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -> list[str]:
+    """Return what a user should know about the options, at most one line about each.
+
+    Args:
+        rows: The scored rows of the layers.
+        layers: The layers of the model.
+        scoring: The options they were scored with.
+    """
+    scored = {row.name: row for row in rows if row.score is not None}
+    known = [layer for layer in layers if layer.name in scored]
+    lines = []
+    share = _explained_by_shape(known, scored, scoring)
+    if share >= _MIN_EXPLAINED:
+        lines.append(
+            f"the shapes of the layers explain {share:.0%} of the variance of alpha: Comparison(reference='random') "
+            "compares each alpha with that of a random matrix of the same shape"
+        )
+    patterns = _fused_patterns(known, scoring)
+    if patterns:
+        lines.append(f"weights look like three projections in one: fused={dict.fromkeys(patterns, 3)!r} scores each")
+    return lines
+
+
+def _explained_by_shape(layers: Sequence[Layer], rows: Mapping[str, LayerRow], scoring: Scoring) -> float:
+    """Return R^2 of alpha against the alpha of random matrices of the same shape; 0 where it says nothing."""
+    if scoring.reference is not None or scoring.score != "alpha" or len(layers) < _MIN_LAYERS:
+        return 0.0
+    if scoring.tail != "median":  # a search takes up to a second for each shape
+        return 0.0
+    alphas, expected = [], []
+    for layer in layers:
+        jobs = [job for job in jobs_of(layer, scoring) if not job.reason]
+        alphas.append(rows[layer.name].alpha or math.nan)
+        expected.append(fmean(_random_alpha(job, scoring) for job in jobs))
+    if max(expected) < _MIN_SPREAD * min(expected) or max(alphas) == min(alphas):
+        return 0.0
+    return correlation(alphas, expected) ** 2
+
+
+def _fused_patterns(layers: Sequence[Layer], scoring: Scoring) -> list[str]:
+    """Return name patterns of the layers that look like fused projections and are not cut."""
+    names = [
+        layer.name
+        for layer in layers
+        if len(layer.shape) == 2
+        and layer.shape[layer.out_dim] == 3 * layer.shape[1 - layer.out_dim]
+        and _FUSED.search(layer.name.rpartition(".")[2])
+        and len(jobs_of(layer, scoring)) == 1
+    ]
+    patterns = []
+    for name in names:
+        pattern = f"*{name.rpartition('.')[2]}"
+        matched = [layer.name for layer in layers if fnmatchcase(layer.name, pattern)]
+        patterns.append(pattern if set(matched) <= set(names) else name)
+    return list(dict.fromkeys(patterns))

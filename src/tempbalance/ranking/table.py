@@ -1,22 +1,22 @@
-"""What was found out about each layer, as rows."""
+"""Results of scoring and diagnosis: a row for each layer, and a table of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, overload
 
 
 @dataclass(frozen=True)
 class PartRow:
-    """One part of a layer: all of it, or a projection, a gate, an expert.
+    """One part of a layer: a projection, a gate, an expert, or the whole layer.
 
     Attributes:
-        name: What the part is called; empty if it is all of the layer.
+        name: Name of the part; empty if it is the whole layer.
         num_eigenvalues: Size of its spectrum.
         alpha, alpha_stderr, xmin, ks, num_tail: Its tail fit, ``None`` if there is none.
-        score: Its score, ``None`` if it is left out.
-        reason: Why it is left out; empty if it is not.
+        score: Its score, ``None`` if it is skipped.
+        reason: Why it is skipped; empty if it is not.
     """
 
     name: str
@@ -35,21 +35,21 @@ class LayerRow:
     """One layer.
 
     Attributes:
-        name: The layer.
-        shape: Of its weight; empty while that is not known.
-        num_eigenvalues: Over all its parts.
+        name: Name of the layer.
+        shape: Shape of its weight; empty while the weight is lazy.
+        num_eigenvalues: Number of eigenvalues, over all parts.
         alpha: Mean over the parts that have a fit; ``None`` if none has.
-        alpha_stderr: The parts' standard errors, combined in quadrature.
+        alpha_stderr: Standard error of alpha; those of the parts combined in quadrature.
         xmin: Threshold of the fit; ``None`` with several parts.
-        ks: The largest of the parts' distances.
-        num_tail: Tail values, over all parts.
-        score: Mean over the parts; ``None`` if the layer is left out.
-        scale: What multiplies its rate.
-        reason: Why it is left out; empty if it is not.
-        parts: The parts one by one, if there are several.
-        compared: What it is compared with other layers by: the score, averaged over its group, drawn toward the layers'
-            mean and averaged over time, as options say.
-        scales: What multiplies other targets, by their names.
+        ks: The largest KS distance of the parts.
+        num_tail: Number of tail values, over all parts.
+        score: Mean over the parts; ``None`` if the layer is skipped.
+        scale: Multiplier on its learning rate.
+        reason: Why the layer is skipped; empty if it is not.
+        parts: The parts, if there are several.
+        compared: The number the layer is ranked by: the score after grouping, shrinkage and smoothing.
+        scales: Multipliers on other values of its param group, by their names.
+        root: The root that the layer is in, of those given as ``roots``; empty without roots.
     """
 
     name: str
@@ -66,37 +66,38 @@ class LayerRow:
     parts: tuple[PartRow, ...] = ()
     compared: float | None = None
     scales: Mapping[str, float] = field(default_factory=dict)
+    root: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dictionaries."""
+        """Return plain numbers, strings, lists and dictionaries."""
         return {**asdict(self), "shape": list(self.shape), "parts": [asdict(part) for part in self.parts]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LayerRow:
-        """The row that `to_dict` gave."""
+        """Return the row that `to_dict` described."""
         parts = tuple(PartRow(**part) for part in values["parts"])
         return cls(**{**values, "shape": tuple(values["shape"]), "parts": parts})
 
 
 @dataclass(frozen=True)
 class DiagnosisRow(LayerRow):
-    """One layer of a diagnosis: its fit, what else its spectrum says, and a verdict.
+    """One layer of a diagnosis: its fit, further numbers from its spectrum, and a verdict.
 
-    A layer with parts has their mean, but for ``spectral_norm``, which is the largest, and the two counts, which are
-    sums. A value is ``None`` where it does not exist: a layer that is left out has none, a product of adapters no edge.
+    A layer with parts has the mean over its parts, except ``spectral_norm`` (the largest) and the counts (sums). Values
+    that do not exist are ``None``: a skipped layer has none, a product of adapters has no edge.
 
     Attributes:
-        spectral_norm: Largest eigenvalue, as the paper has it.
+        spectral_norm: Largest eigenvalue, as in the paper.
         stable_rank: Sum of the eigenvalues over the largest.
         log_norm: log10 of the sum of the eigenvalues.
         alpha_weighted: alpha x log10 of the largest eigenvalue.
         log_alpha_norm: log10 of the sum of the eigenvalues to the power alpha.
-        entropy: That of the eigenvalues as shares of their sum, 0 to 1.
-        mp_edge: Where the eigenvalues of a random matrix with such entries end; ``None`` with several parts.
-        num_beyond: How many eigenvalues lie beyond it.
-        num_beyond_shuffled: How many do when the weight's entries are shuffled.
-        verdict: In words; empty if the layer is left out.
-        spectra: The eigenvalues of each part, ascending; the part is called "" where it is all of the layer.
+        entropy: Entropy of the eigenvalues as shares of their sum, 0 to 1.
+        mp_edge: Largest eigenvalue of a random matrix with such entries; ``None`` with several parts.
+        num_beyond: How many eigenvalues exceed ``mp_edge``.
+        num_beyond_shuffled: How many exceed it after the weight's entries are shuffled.
+        verdict: The verdict in words; empty if the layer is skipped.
+        spectra: The eigenvalues of each part by its name, ascending; the name of the whole layer is empty.
     """
 
     spectral_norm: float | None = None
@@ -112,24 +113,29 @@ class DiagnosisRow(LayerRow):
     spectra: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dictionaries, without the spectra and what training makes of scores."""
+        """Return plain numbers, strings, lists and dictionaries, without the spectra and the fields of training."""
         values = LayerRow.to_dict(replace(self, spectra={}))
         return {name: value for name, value in values.items() if name not in _OF_TRAINING}
 
 
-_OF_TRAINING = ("spectra", "scale", "scales", "score", "compared")
+_OF_TRAINING = ("spectra", "scale", "scales", "score", "compared", "root")
 
 
 class LayerTable(Sequence[LayerRow]):
-    """Rows, one a layer, in the model's order; printed as text.
+    """Rows of layers in the model's order, found by position or by name, printed as text.
+
+    Slices are tables. A name is in the table if a row has it. Tables are equal if their rows are.
 
     Example:
-        >>> print(LayerTable([LayerRow("fc", (64, 64), 64, alpha=2.5, score=2.5, scale=1.5)]))
+        >>> table = LayerTable([LayerRow("fc", (64, 64), 64, alpha=2.5, score=2.5, scale=1.5)])
+        >>> print(table)
         layer  shape    alpha  score  scale
         fc     64 x 64  2.500  2.500  1.500
+        >>> "fc" in table, table["fc"].alpha, len(table[1:])
+        (True, 2.5, 0)
     """
 
-    def __init__(self, rows: Sequence[LayerRow]) -> None:
+    def __init__(self, rows: Iterable[LayerRow]) -> None:
         self.rows = tuple(rows)
 
     def __len__(self) -> int:
@@ -138,16 +144,26 @@ class LayerTable(Sequence[LayerRow]):
     def __iter__(self) -> Iterator[LayerRow]:
         return iter(self.rows)
 
+    def __contains__(self, key: object) -> bool:
+        return any(key == (row.name if isinstance(key, str) else row) for row in self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        return self.rows == other.rows if isinstance(other, LayerTable) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # rows hold dictionaries
+
     @overload
     def __getitem__(self, key: int | str) -> LayerRow: ...
     @overload
-    def __getitem__(self, key: slice) -> tuple[LayerRow, ...]: ...
-    def __getitem__(self, key: int | str | slice) -> LayerRow | tuple[LayerRow, ...]:
-        """A row by its position or its layer's name.
+    def __getitem__(self, key: slice) -> LayerTable: ...
+    def __getitem__(self, key: int | str | slice) -> LayerRow | LayerTable:
+        """Return a row by its position or its layer's name, or a table of several rows.
 
         Raises:
             KeyError: If no layer has the name.
         """
+        if isinstance(key, slice):
+            return LayerTable(self.rows[key])
         if isinstance(key, str):
             for row in self.rows:
                 if row.name == key:
@@ -161,7 +177,7 @@ class LayerTable(Sequence[LayerRow]):
         lines = [("layer", "shape", *names, *targets, "")]
         for row in self.rows:
             numbers = [*(getattr(row, name) for name in names), *(row.scales.get(target) for target in targets)]
-            why = f"left out: {row.reason}" if row.reason else ""
+            why = f"skipped: {row.reason}" if row.reason else ""
             lines.append((row.name, " x ".join(map(str, row.shape)), *map(_number, numbers), why))
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
@@ -174,7 +190,7 @@ _ALWAYS = ("alpha", "score", "scale")
 
 
 def _differs(row: LayerRow, name: str) -> bool:
-    """Whether a column says what the score does not."""
+    """Whether a column differs from the score."""
     return getattr(row, name) not in (None, row.score)
 
 

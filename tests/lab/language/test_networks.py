@@ -140,7 +140,7 @@ def test_what_is_of_no_layer_is_the_core_or_the_first_normalisation(name: str, a
 def test_the_head_is_the_embedding() -> None:
     model = network("gpt")
     assert model.head.weight is model.tokens.weight
-    found = {layer.name: layer.left_out for layer in tempbalance.find_layers(model)}
+    found = {layer.name: layer.skipped for layer in tempbalance.find_layers(model)}
     assert_carries(found["tokens"], "'head'")
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from tempbalance import TempBalance, WeightError, find_layers, param_groups
 from tempbalance.ranking.scoring import Scoring, score_layers
-from tests.cases import raises
+from tests.cases import assert_carries, raises
 from tests.model.test_layers import EMBEDDING, FIRST, FROZEN, LAST, Conv1D, grouped, table_of
 
 RANK = 8
@@ -118,14 +118,14 @@ LAYOUTS = {
     "peft": lambda: PeftLike(nn.Linear(64, 80)),
     "peft, square": lambda: PeftLike(nn.Linear(64, 64)),
     "peft, two adapters": lambda: PeftLike(nn.Linear(64, 80), one=0.5, two=3.0),
-    "peft, Conv2d": lambda: PeftLike(nn.Conv2d(16, 24, 3)),
+    "peft, Conv2d": lambda: PeftLike(nn.Conv2d(56, 60, 3)),
     "peft, Conv2d of 1 x 1": lambda: PeftLike(nn.Conv2d(64, 64, 1)),
     "peft, Conv1D": lambda: PeftLike(Conv1D(192, 64)),
     "peft, square Conv1D": lambda: PeftLike(Conv1D(64, 64)),  # as GPT-2's c_proj is
     "loralib": lambda: LoralibLinear(64, 80),
     "loralib, kept transposed": lambda: LoralibLinear(64, 80, fan_in_fan_out=True),
     "loralib, square and kept transposed": lambda: LoralibLinear(64, 64, fan_in_fan_out=True),
-    "loralib, Conv2d": lambda: LoralibConv(16, 24, 3),
+    "loralib, Conv2d": lambda: LoralibConv(56, 60, 3),
     "by hand": lambda: HandWritten(64, 80),
     "by hand, square": lambda: HandWritten(64, 64),
     "torchtune": lambda: WithLinears(64, 80),
@@ -319,12 +319,108 @@ def test_a_pair_that_does_not_fit_is_an_error_that_names_the_layer():
         table_of(model)
 
 
-def test_an_integer_base_under_a_trained_pair_is_an_error_that_names_the_layer():
+def quantised(shape: tuple[int, ...], dtype: torch.dtype) -> nn.ModuleDict:
     model = adapted("peft")
-    weight = torch.randint(-8, 8, (80, 64), dtype=torch.int8)
+    weight = torch.randint(0, 8, shape).to(dtype)
     model["lora"].base_layer.weight = nn.Parameter(weight, requires_grad=False)
-    with raises(WeightError, "'lora'", torch.int8):
-        table_of(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((80, 64), torch.int8), ((80 * 64 // 2, 1), torch.uint8)], ids=["8 bits", "4 bits, packed"]
+)
+def test_a_quantised_base_under_a_trained_pair_is_skipped_with_the_reason(shape, dtype):
+    model = quantised(shape, dtype)
+    row = table_of(model)["lora"]
+    assert_carries(row.reason, "quantised", dtype)
+    assert (row.shape, row.score, row.scale) == ((80, 64), None, 1.0)
+    assert {"lora.lora_A.default.weight", "lora.lora_B.default.weight"} <= set(grouped(model)[None])
+
+
+class BufferedLinear(nn.Module):
+    """A Linear whose codes are a buffer, as GPTQ's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_features, self.out_features = 64, 80
+        self.register_buffer("qweight", torch.zeros(8, 80, dtype=torch.int32))
+        self.bias = nn.Parameter(torch.zeros(80))
+
+
+def test_a_quantised_base_without_parameters_is_skipped_with_the_reason():
+    model = adapted("peft")
+    model["lora"].base_layer = BufferedLinear()
+    rows = table_of(model)
+    assert [row.name for row in rows] == ["first", "a", "lora", "b", "last"]
+    assert_carries(rows["lora"].reason, "quantised", torch.int32)
+    assert rows["lora"].shape == (80, 64)
+    assert "lora.lora_A.default.weight" in grouped(model)[None]
+
+
+class PackedLinear(nn.Linear):
+    """A Linear of packed integers that can dequantise itself."""
+
+    def pack(self) -> None:
+        self.exact = self.weight.detach().clone()
+        self.weight = nn.Parameter(torch.zeros(self.exact.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
+
+    def dequantize(self) -> torch.Tensor:
+        return self.exact
+
+
+class CodedLinear(nn.Module):
+    """A Linear of codes under another name than ``weight``, as HQQ's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_features, self.out_features = 64, 80
+        self.exact = random(80, 64)
+        self.W_q = nn.Parameter(torch.zeros(2560, 1, dtype=torch.uint8), requires_grad=False)
+
+    def dequantize(self) -> torch.Tensor:
+        return self.exact
+
+
+class Coded(torch.Tensor):
+    """A tensor subclass that dequantises itself, as torchao's."""
+
+    def dequantize(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor) * 0.5
+
+
+def dequantisable(kind: str) -> tuple[nn.ModuleDict, torch.Tensor]:
+    """A model and the base weight that its adapted layer dequantises."""
+    model = adapted("peft")
+    lora, weight = model["lora"], random(80, 64)
+    if kind == "packed Linear":
+        lora.base_layer = PackedLinear(64, 80)
+        lora.base_layer.pack()
+        return model, lora.base_layer.exact
+    if kind == "other module":
+        lora.base_layer = CodedLinear()
+        return model, lora.base_layer.exact
+    if kind == "tensor subclass":
+        lora.base_layer.weight = nn.Parameter(weight.as_subclass(Coded), requires_grad=False)
+        return model, weight * 0.5
+    coded = torch.quantize_per_tensor(weight, 0.01, 0, torch.qint8)
+    lora.base_layer.weight = nn.Parameter(coded, requires_grad=False)
+    return model, coded.dequantize()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", ["packed Linear", "other module", "tensor subclass", "torch's quantised tensor"])
+def test_a_quantised_base_that_can_be_dequantised_is_merged(kind):
+    model, base = dequantisable(kind)
+    layer = next(layer for layer in find_layers(model) if layer.name == "lora")
+    assert layer.shape == (80, 64)
+    torch.testing.assert_close(layer.weight(), base + model["lora"].delta("default"), rtol=1e-6, atol=1e-6)
+    assert table_of(model)["lora"].reason == ""
+
+
+def test_an_integer_weight_without_adapters_is_skipped():
+    model = adapted("peft")
+    model["a"].weight = nn.Parameter(torch.ones(64, 64, dtype=torch.int8), requires_grad=False)
+    assert table_of(model)["a"].reason == FROZEN
 
 
 @pytest.mark.parametrize("pair", ["lora_A", "lora_B"])
@@ -335,11 +431,11 @@ def test_a_pair_that_has_become_nan_is_an_error_that_names_the_layer(pair):
         table_of(model)
 
 
-def test_an_adapted_embedding_is_left_out_as_an_embedding():
+def test_an_adapted_embedding_is_skipped_as_an_embedding():
     model = nn.Sequential(nn.Embedding(99, 64), *(nn.Linear(64, 64) for _ in range(3)))
     model[0].lora_A, model[0].lora_B = nn.Parameter(random(RANK, 99)), nn.Parameter(random(64, RANK))
     assert [row.reason for row in table_of(model)] == [EMBEDDING, "", "", LAST]
-    assert set(grouped(model)[None]) == {"0.weight", "0.lora_A", "0.lora_B"}
+    assert set(grouped(model)["0"]) == {"0.weight", "0.lora_A", "0.lora_B"}
 
 
 def test_adapted_ends_are_first_and_last():
@@ -347,3 +443,117 @@ def test_adapted_ends_are_first_and_last():
     model = nn.Sequential(*(PeftLike(nn.Linear(64, 64)) for _ in range(4)))
     assert [row.reason for row in table_of(model)] == [FIRST, "", "", LAST]
     assert [row.reason for row in table_of(model, score_first=True, score_last=True)] == [""] * 4
+
+
+# --- peft itself
+
+
+class Net(nn.Module):
+    """One layer of each kind that peft adapts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers.pytorch_utils import Conv1D
+
+        self.embed = nn.Embedding(99, 64)
+        self.fc, self.wide, self.across = nn.Linear(64, 80), Conv1D(96, 64), Conv1D(64, 64)
+        self.conv, self.point, self.line = nn.Conv2d(56, 60, 3), nn.Conv2d(56, 60, 1), nn.Conv1d(56, 60, 3)
+
+
+LINEAR_AND_CONV = ["fc", "conv", "point", "line"]
+EVERY = ["embed", *LINEAR_AND_CONV, "wide", "across"]
+TUNERS = {  # config of peft, its options, the modules that it adapts
+    "LoRA": ("LoraConfig", {"init_lora_weights": False}, EVERY),
+    "rsLoRA": ("LoraConfig", {"init_lora_weights": False, "use_rslora": True}, EVERY),
+    "DoRA": ("LoraConfig", {"init_lora_weights": False, "use_dora": True}, EVERY),
+    "AdaLoRA": ("AdaLoraConfig", {"init_r": 8, "total_step": 100}, ["fc"]),
+    "LoHa": ("LoHaConfig", {"init_weights": False}, LINEAR_AND_CONV),
+    "LoHa, effective": ("LoHaConfig", {"init_weights": False, "use_effective_conv2d": True}, LINEAR_AND_CONV),
+    "LoKr": ("LoKrConfig", {"init_weights": False}, LINEAR_AND_CONV),
+    "LoKr, effective": ("LoKrConfig", {"init_weights": False, "use_effective_conv2d": True}, LINEAR_AND_CONV),
+    "LoKr, both": ("LoKrConfig", {"init_weights": False, "decompose_both": True}, LINEAR_AND_CONV),
+}
+
+
+def with_peft(kind: str) -> nn.Module:
+    peft = pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+    config, options, names = TUNERS[kind]
+    torch.manual_seed(0)
+    model = peft.get_peft_model(Net(), getattr(peft, config)(target_modules=names, **options))
+    with torch.no_grad():  # as after training: no factor is zero, no magnitude is the norm
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn_like(parameter)
+                if "magnitude" in name:
+                    parameter *= torch.linspace(0.5, 2, parameter.numel()).reshape(parameter.shape)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize("kind", TUNERS)
+def test_the_weight_is_the_one_that_peft_merges(kind):
+    model = with_peft(kind)
+    before = {name: each.detach().clone() for name, each in model.state_dict().items()}
+    weights = {layer.name.rpartition(".")[2]: layer.weight() for layer in find_layers(model)}
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    names = TUNERS[kind][2]
+    bases = {name: before[f"base_model.model.{name}.base_layer.weight"] for name in names}
+    merged = model.merge_and_unload()
+    for name in names:
+        expected = merged.get_submodule(name).weight
+        assert not torch.allclose(expected, bases[name], rtol=0.01)
+        torch.testing.assert_close(weights[name], expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize("kind", TUNERS)
+def test_what_peft_trains_is_in_the_group_of_its_layer(kind):
+    model = with_peft(kind)
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    for name in TUNERS[kind][2]:
+        own = {each for each in trained if each.startswith(f"base_model.model.{name}.")}
+        assert len(own) >= 2
+        assert set(grouped(model)[f"base_model.model.{name}"]) == own
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+def test_two_adapters_of_dora_are_merged_as_peft_merges_them():
+    peft = pytest.importorskip("peft")
+    model = with_peft("DoRA")
+    model.add_adapter("second", peft.LoraConfig(target_modules=["fc"], init_lora_weights=False, use_dora=True, r=4))
+    model.base_model.set_adapter(["default", "second"])
+    weight = next(layer for layer in find_layers(model) if layer.name.endswith("fc")).weight()
+    merged = model.merge_and_unload().fc.weight.detach()
+    torch.testing.assert_close(weight, merged, rtol=1e-6, atol=1e-6)
+
+
+def test_torchtunes_dora_scales_the_rows_of_the_merged_weight():
+    model = adapted("torchtune")
+    model["lora"].magnitude = nn.Parameter(torch.linspace(1, 2, 80))
+    merged = model["lora"].expected()
+    expected = torch.linspace(1, 2, 80)[:, None] * merged / merged.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(find_layers(model)[2].weight(), expected, rtol=1e-6, atol=1e-6)
+    assert "lora.magnitude" in grouped(model)["lora"]
+
+
+@pytest.mark.parametrize(("config", "word"), [("OFTConfig", "oft"), ("IA3Config", "ia3"), ("HRAConfig", "hra")])
+def test_an_adapter_of_an_unknown_form_is_skipped_by_its_name(config, word):
+    peft = pytest.importorskip("peft")
+    options = {"feedforward_modules": []} if word == "ia3" else {}
+    model = nn.ModuleDict({name: nn.Linear(64, 64) for name in ("first", "fc", "a", "last")})
+    peft.inject_adapter_in_model(getattr(peft, config)(target_modules=["fc"], **options), model)
+    model["a"].requires_grad_(True)
+    rows = table_of(model)
+    assert [row.name for row in rows] == ["first", "fc", "a", "last"]
+    assert_carries(rows["fc"].reason, "adapter", word)
+    assert rows["a"].reason == ""
+
+
+def test_lora_beside_a_grouped_convolution_is_skipped():
+    peft = pytest.importorskip("peft")
+    model = nn.ModuleDict({"a": nn.Linear(64, 64), "conv": nn.Conv2d(64, 64, 3, groups=4), "b": nn.Linear(64, 64)})
+    with pytest.warns(UserWarning, match="groups"):
+        peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["conv"]), model)
+    (row,) = [row for row in score_layers(find_layers(model), Scoring()) if row.name == "conv"]
+    assert_carries(row.reason, "grouped")
