@@ -15,6 +15,7 @@ from tempbalance.lab.point import Point, Preset
 
 NAMED = ("dataset", "model", "method")
 PAPER_STEPS = 390  # of an epoch of CIFAR at batch 128, in which the paper counts
+_MIN_EIGENVALUES = 50
 _LIMIT, _TEST_LIMIT = 10_000, 2_000  # images that small presets use, but for the digits, which have fewer
 
 
@@ -105,6 +106,8 @@ def reduced(
 def _small(point: Point, preset: Preset, dataset: str) -> Point:
     options = {**point.options, **preset.options, "dataset": dataset}
     options["width"] = point.options.get("width", 1.0) * preset.width
+    # a narrower network scores the layers that the paper's width would
+    options["min_eigenvalues"] = max(3, round(_MIN_EIGENVALUES * preset.width))
     if "limit" not in options and dataset != "digits":
         options.update(limit=_LIMIT, test_limit=_TEST_LIMIT)
     if "restart_epochs" in options:
