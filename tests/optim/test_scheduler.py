@@ -1,9 +1,11 @@
 """TempBalance: rates, when they change, what it refuses."""
 
+import gc
 import math
 import os
 import traceback
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -27,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tempbalance
 from tempbalance import LayerRow, TailFit, TempBalance, TempBalanceError, param_groups, split_param_groups
-from tests.cases import assert_carries, nested, raises, train_step, warns
+from tests.cases import assert_carries, mlp, nested, raises, train_step, warns
 from tests.schedules import (
     OPTIMIZERS,
     SCHEDULES,
@@ -1106,3 +1108,90 @@ def test_from_step_to_the_solve_there_are_at_most_eight_calls(monkeypatch):
     scheduler.step()
     assert min(depths.values()) > 0
     assert sum(depths.values()) <= 8, depths
+
+
+# what a user meets
+
+
+def test_several_networks_in_one_module_are_ranked_each_on_its_own():
+    model = nn.ModuleDict({"generator": small_mlp(0), "discriminator": small_mlp(1)})
+    shake(model["discriminator"], 0, size=2.0)  # its scores are far from the generator's
+    options = {"min_eigenvalues": 8, "roots": ["generator", "discriminator"]}
+    scheduler = TempBalance(SGD(param_groups(model), lr=0.1), model, **options)
+    for root in options["roots"]:
+        alone = TempBalance(SGD(param_groups(model[root]), lr=0.1), model[root], min_eigenvalues=8)
+        expected = {f"{root}.{name}": scale for name, scale in alone.last_scales.items()}
+        found = {name: scale for name, scale in scheduler.last_scales.items() if name.startswith(root)}
+        assert found == expected
+        assert {*map(len, (found, expected))} == {3}
+
+
+def test_an_embedding_is_ranked_like_a_layer_on_request():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(40, 16), *small_mlp())
+    optimizer = SGD(param_groups(model), lr=0.1)
+    assert "0" not in TempBalance(optimizer, model, min_eigenvalues=8).last_scales
+    scheduler = TempBalance(optimizer, model, min_eigenvalues=8, score_embeddings=True)
+    group = next(group for group in optimizer.param_groups if group["layer"] == "0")
+    assert group["lr"] == pytest.approx(0.1 * scheduler.last_scales["0"])
+
+
+def test_a_module_that_was_replaced_is_named_at_the_next_scoring():
+    model, optimizer, scheduler = balanced(interval=2)
+    model[6] = nn.Linear(20, 18)
+    optimizer.step()
+    scheduler.step()
+    before = snapshot(scheduler)
+    with raises(RuntimeError, "'6'", "replaced"):
+        scheduler.step()
+    assert snapshot(scheduler) == before
+
+
+def test_a_state_with_other_options_is_loaded_with_a_warning_that_lists_them():
+    _, _, scheduler = balanced(interval=3, smooth=0.5)
+    _, _, other = balanced(score_first=True)
+    with warns(
+        UserWarning, "interval=3 (given 1)", "comparison.smooth=0.5 (given 0.0)", "score_first=False (given True)"
+    ):
+        other.load_state_dict(scheduler.state_dict())
+    assert other.options == scheduler.options
+
+
+def test_a_hint_names_the_option_and_points_at_the_line_that_builds_it():
+    model = mlp((64, 64, 64, 256, 64, 64, 256, 64, 64))
+    with pytest.warns(UserWarning, match="Comparison") as caught:
+        TempBalance(SGD(param_groups(model), lr=0.1), model)
+    assert_carries(str(caught[0].message), "reference='random'", "%")
+    assert (len(caught), caught[0].filename) == (1, __file__)
+
+
+def test_scoring_that_takes_much_of_the_time_is_told_once(monkeypatch):
+    now = iter(range(0, 10**6, 8))  # each look at the clock takes 8 seconds, so that scoring takes most of the time
+    monkeypatch.setattr("tempbalance.execution.inline.time.perf_counter", lambda: next(now))
+    _, optimizer, scheduler = balanced()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            optimizer.step()
+            scheduler.step()
+    assert len(caught) == 1
+    assert_carries(str(caught[0].message), "`interval`", "budget")
+    assert caught[0].filename == __file__
+
+
+def test_the_locals_of_the_training_function_are_not_kept_alive():
+    class Logits:
+        pass
+
+    def train(scheduler, optimizer):
+        logits = Logits()
+        optimizer.step()
+        scheduler.step()
+        return weakref.ref(logits)
+
+    _, optimizer, scheduler = balanced()
+    gc.disable()
+    try:
+        assert train(scheduler, optimizer)() is None
+    finally:
+        gc.enable()
