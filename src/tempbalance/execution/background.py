@@ -16,7 +16,7 @@ from torch import Tensor
 from tempbalance.execution.distributed import SharedScoring, describe, rebuild
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow
-from tempbalance.spectral.eigenvalues import multiplies_in_full
+from tempbalance.spectral.workers import multiplies_in_full
 
 
 class Pending:

@@ -19,13 +19,15 @@ from torch import Tensor
 from tempbalance.errors import ScoreError, TailError, TempBalanceError
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow, PartRow
-from tempbalance.spectral.eigenvalues import DOUBT, FAR, FLAT, STEEP, Spectrum, check_weight, spectra
+from tempbalance.spectral.eigenvalues import FLAT, Spectrum, check_weight
 from tempbalance.spectral.matrices import Cut, Part, Windows, check_windows, cut_fused, cut_windows
 from tempbalance.spectral.random_matrix import random_alpha
 from tempbalance.spectral.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
 from tempbalance.spectral.tail import TailFit, TailFunction, TailName, check_tail, fit_tail
+from tempbalance.spectral.workers import spectra
 
 ReferenceName = Literal["random"]
+TOLERANCE = 1e-6  # of alpha, relative; a layer that may miss it in float32 is solved again in float64
 
 
 @dataclass(frozen=True)
@@ -311,11 +313,10 @@ def _random_alpha(job: Job, scoring: Scoring) -> float:
 
 
 def _is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
-    """Whether float32 may not be enough for a fit."""
+    """Return whether the error of the eigenvalues may move alpha by more than the tolerance."""
     lowest = spectrum.from_units(fit.xmin)
-    margin = DOUBT * max(1.0, fit.alpha - 1) * spectrum.largest
-    is_extreme = lowest <= margin or spectrum.largest - lowest <= margin or fit.alpha > STEEP
-    return is_extreme or FAR * lowest < float(spectrum.values.mean())
+    # alpha - 1 = k / sum_i log(x_i / xmin): the errors of the x_i cancel, that of xmin counts k times
+    return (fit.alpha - 1) ** 2 / fit.alpha * spectrum.error(lowest) / lowest > TOLERANCE
 
 
 def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
