@@ -1,16 +1,26 @@
 import math
-from concurrent.futures import Future
+import os
+import threading
+import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
 import pytest
 import torch
+from scipy.linalg import cython_lapack
+from threadpoolctl import threadpool_info
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempbalance.errors import WeightError
-from tempbalance.spectral.eigenvalues import Spectrum
-from tempbalance.spectral.matrices import cut_by_shape, cut_convolution, cut_matrix, cut_stack
+from tempbalance.model.layers import find_layers
+from tempbalance.ranking.scoring import Scoring, score_layers
+from tempbalance.spectral import eigenvalues, workers
+from tempbalance.spectral.eigenvalues import Spectrum, load_lapack
+from tempbalance.spectral.matrices import Part, cut_by_shape, cut_convolution, cut_matrix, cut_stack
 from tempbalance.spectral.workers import spectra, spectrum
 from tests.cases import raises
-from tests.spectral.reference import svd_spectrum
+from tests.spectral.reference import hill_alpha, svd_spectrum
 from tests.spectral.test_eigenvalues import assert_spectrum_equals_svd, gauss
 
 BACKENDS = [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]
@@ -203,3 +213,241 @@ def test_inference_mode_changes_nothing():
     expected = spectrum(gauss(20, 30))
     with torch.inference_mode():
         assert torch.equal(spectrum(gauss(20, 30)), expected)
+
+
+# LAPACK through scipy
+
+
+@pytest.fixture
+def own_frames(monkeypatch):
+    """The functions of ours on the stack at each reduction to tridiagonal form."""
+    lapack, found = load_lapack(), []
+    reduce = lapack.sytrd[torch.float32]
+
+    def noted_reduce(*arguments):
+        found.append(own_functions())
+        reduce(*arguments)
+
+    monkeypatch.setitem(lapack.sytrd, torch.float32, noted_reduce)
+    return found
+
+
+def own_functions() -> list[str]:
+    """Names of the functions on the stack that are in the package, the outermost first."""
+    return [each.name for each in traceback.extract_stack() if f"{os.sep}tempbalance{os.sep}" in each.filename]
+
+
+def test_a_worker_reaches_lapack_in_two_calls(own_frames):
+    spectra(cut_matrix(gauss(140, 150).float()))
+    assert own_frames == [["solve", "lapack_eigenvalues"]]
+
+
+def test_scoring_reaches_the_pool_in_three_calls(monkeypatch):
+    found, submit = [], ThreadPoolExecutor.submit
+
+    def noted_submit(self, *arguments):
+        found.append(own_functions())
+        return submit(self, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", noted_submit)
+    score_layers(find_layers(nn.Linear(60, 70)), Scoring(score_first=True, score_last=True))
+    assert found == [["score_layers", "solve", "spectra", "side_by_side"]]
+
+
+def blas_threads() -> set[int]:
+    return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+
+def test_blas_has_one_thread_while_lapack_works_and_its_own_number_afterwards(monkeypatch):
+    found, solve = [], workers.lapack_eigenvalues
+    load_lapack()
+    before = blas_threads()
+    monkeypatch.setattr(
+        workers, "lapack_eigenvalues", lambda *arguments: found.append(blas_threads()) or solve(*arguments)
+    )
+    for double in (False, True):
+        spectra(cut_matrix(gauss(140, 150).float()), double=double)
+    assert found == [{1}, {1}]
+    assert blas_threads() == before
+
+
+def test_a_solve_beside_others_changes_no_setting_of_the_process(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a setting of the process is changed")
+
+    alone, results = threading.Event(), []
+    (expected,) = spectra(cut_matrix(gauss(140, 150).float()), double=True)
+
+    def work():
+        torch.get_num_threads()
+        torch.set_num_threads(1)  # its own, as the background thread does
+        monkeypatch.setattr(torch, "set_num_threads", refuse)
+        monkeypatch.setattr(workers, "load_lapack", refuse)
+        monkeypatch.setattr(workers, "_one_thread_each", refuse)
+        results.extend(spectra(cut_matrix(gauss(140, 150).float()), beside=True))
+        alone.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert alone.is_set()
+    assert results[0].precise
+    assert results[0].values.numpy() == pytest.approx(expected.values.numpy(), rel=1e-9)
+
+
+def test_beside_others_a_thread_of_several_is_limited_to_one_for_the_time():
+    torch.set_num_threads(3)
+    (result,) = spectra(cut_matrix(gauss(140, 150).float()), beside=True)
+    assert result.precise
+    assert torch.get_num_threads() == 3
+
+
+def test_without_scipys_functions_torch_solves_in_float64(monkeypatch):
+    monkeypatch.setattr(workers, "load_lapack", lambda: None)
+    (result,) = spectra(cut_matrix(gauss(140, 150).float()))
+    assert result.precise
+    assert_spectrum_equals_svd(gauss(140, 150).float())
+
+
+@pytest.mark.parametrize("missing", [{}, {"ssyrk": None}])
+def test_functions_that_scipy_does_not_export_are_not_used(missing, monkeypatch):
+    monkeypatch.setattr("scipy.linalg.cython_blas.__pyx_capi__", missing)
+    assert load_lapack.__wrapped__() is None
+
+
+def test_a_function_with_other_arguments_is_refused():
+    with raises(ImportError, "dsterf"):
+        eigenvalues._function(cython_lapack, "dsterf", 5)
+
+
+def test_a_reduction_that_fails_is_a_weight_error(monkeypatch):
+    lapack = load_lapack()
+
+    def fail(n, diagonal, beside, info):
+        info._obj.value = 7
+
+    monkeypatch.setattr(lapack, "sterf", fail)
+    with raises(WeightError, 7):
+        spectrum(gauss(140, 150))
+
+
+# devices: no accelerator is here, so CPU tensors stand in for tensors on one
+
+
+class Counting(TorchDispatchMode):
+    """Counts what makes the host wait for a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = {"solves": 0, "reads": 0, "copies": 0}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        self.counts["solves"] += name == "_linalg_eigh"
+        self.counts["reads"] += name in ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """A device that solves, and counts."""
+    counting, copy = Counting(), eigenvalues.to_host
+
+    def noted_copy(tensor):
+        counting.counts["copies"] += 1
+        return copy(tensor)
+
+    monkeypatch.setattr(workers, "solves_on", lambda device: True)
+    monkeypatch.setattr(eigenvalues, "to_host", noted_copy)
+    return counting
+
+
+def many_parts(dtype: torch.dtype = torch.float32) -> list[Part]:
+    """Sides 20, 150 and 12, each from several layers."""
+    weights = [gauss(20, 30), gauss(150, 200), gauss(200, 20), gauss(150, 150), gauss(12, 14, 3, 3), gauss(20, 20)]
+    return [part for weight in weights for part in cut_by_shape(weight.to(dtype))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_device_solves_once_a_side_and_is_read_once_a_side(counted, dtype):
+    with counted:
+        results = spectra(many_parts(dtype))
+    assert counted.counts == {"solves": 3, "reads": 0, "copies": 3}
+    for part, result in zip(many_parts(dtype), results, strict=True):
+        assert not result.precise
+        expected = svd_spectrum(part.slices.double().permute(1, 2, 0).squeeze(-1))
+        assert result.eigenvalues.numpy() == pytest.approx(expected, abs=5e-6 * expected[-1])
+
+
+def test_a_batch_on_a_device_does_not_exceed_the_memory(counted):
+    parts = [cut_matrix(gauss(20, 30, seed=seed).float())[0] for seed in range(7)]
+    with counted:
+        results = spectra(parts, memory=3 * 4 * 20 * 20)
+    assert counted.counts == {"solves": 3, "reads": 0, "copies": 3}
+    assert len({result.largest for result in results}) == 7
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_part_that_is_not_finite_does_not_spoil_its_batch(counted, value):
+    bad = gauss(20, 30).float()
+    bad[3, 4] = value
+    first, second, third = spectra([cut_matrix(each)[0] for each in (gauss(20, 40).float(), bad, torch.zeros(20, 20))])
+    assert first.eigenvalues.numpy() == pytest.approx(svd_spectrum(gauss(20, 40).float()), rel=1e-4)
+    assert isinstance(second, WeightError)
+    assert "NaN" in str(second)
+    assert third.eigenvalues.tolist() == [0.0] * 20
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30, 1e-41])
+def test_scale_neither_overflows_nor_vanishes_on_a_device(counted, factor):
+    weight = (gauss(60, 40) * factor).float()
+    expected = svd_spectrum(weight.double() / float(weight.abs().max()))
+    (result,) = spectra(cut_matrix(weight))
+    assert result.values.numpy() / result.largest == pytest.approx(expected / expected[-1], abs=1e-5)
+    size = math.log2(result.largest) + result.exponent
+    assert size == pytest.approx(math.log2(expected[-1]) + 2 * math.log2(float(weight.abs().max())), abs=1e-5)
+
+
+def test_a_solver_that_fails_on_a_device_is_a_weight_error(counted, monkeypatch):
+    def fail(gram):
+        raise torch.linalg.LinAlgError("did not converge")
+
+    monkeypatch.setattr(torch.linalg, "eigvalsh", fail)
+    results = spectra(many_parts())
+    assert all(isinstance(each, WeightError) and "did not converge" in str(each) for each in results)
+
+
+@pytest.mark.parametrize("options", [{"double": True}, {"device": "cpu"}, {"beside": True}, {}])
+def test_float64_and_what_is_asked_of_the_cpu_is_solved_by_the_cpu(counted, options, monkeypatch):
+    if "device" in options:
+        monkeypatch.setattr(workers, "solves_on", lambda device: device.index == 1)
+    dtype = torch.float32 if options else torch.float64
+    with counted:
+        results = spectra(many_parts(dtype), **options)
+    on_device = options == {"beside": True}  # changes no setting there either
+    assert counted.counts["copies"] == (3 if on_device else 0)
+    assert len(results) == 6
+
+
+@pytest.mark.parametrize(("device", "solves"), [("cuda", True), ("cpu", False), ("mps", False), ("xpu", False)])
+def test_only_devices_with_a_solver_solve(device, solves):
+    assert workers.solves_on(torch.device(device)) == solves
+
+
+def test_each_spectrum_from_a_device_is_handed_on(counted):
+    seen = []
+    results = spectra(many_parts(), then=lambda number, each: seen.append((number, each)))
+    assert sorted(number for number, _ in seen) == list(range(6))
+    assert all(each is results[number] for number, each in seen)
+
+
+def test_a_layer_that_needs_float64_leaves_the_device(counted):
+    far = gauss(150, 150)
+    far[:3] *= 100  # the threshold is a ten thousandth of the largest
+    model = nn.Sequential(*(nn.Linear(150, 150, bias=False) for _ in range(2)))
+    for layer, weight in zip(model, (gauss(150, 150, seed=1), far), strict=True):
+        layer.weight.data = weight.float()
+    rows = score_layers(find_layers(model), Scoring(score_first=True, score_last=True))
+    assert counted.counts["copies"] == 1  # of both layers in one batch, then one of them again on the CPU
+    for row, weight, rel in zip(rows, (gauss(150, 150, seed=1), far), (5e-6, 1e-9), strict=True):
+        assert row.alpha == pytest.approx(hill_alpha(svd_spectrum(weight.float()), 75), rel=rel)

@@ -14,11 +14,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tempbalance.errors import WeightError
 from tempbalance.spectral.matrices import Part
+
+Array = npt.NDArray[np.float64]
 
 # A tail that spreads over less than this fraction is flat. A random matrix would have to be ten million times as long
 # as wide for that; in an orthogonal one, as initialisations make it in float32, eigenvalues are equal to about 1e-6.
@@ -150,7 +153,7 @@ def load_lapack() -> Lapack | None:
     """Return scipy's functions, loaded at the first call; None if this scipy has none in the expected form."""
     try:
         return Lapack()
-    except (ImportError, AttributeError, KeyError):
+    except (ImportError, AttributeError, KeyError, ValueError):
         return None
 
 
@@ -289,24 +292,24 @@ def solve_on_device(grams: Sequence[Tensor], largest: Sequence[Tensor]) -> list[
     diagonal -= origin
     magnitudes = torch.cat([each.expand(len(matrices), 1) for each, matrices in zip(largest, grams, strict=True)])
     try:
-        packed = to_host(torch.cat([torch.linalg.eigvalsh(gram), origin, magnitudes], dim=1)).double()
+        packed = to_host(torch.cat([torch.linalg.eigvalsh(gram), origin, magnitudes], dim=1))
     except RuntimeError as err:  # torch.linalg.LinAlgError
         return [WeightError(f"has no eigenvalues that the device can find: {err}")] * len(grams)
     found: list[Solved | WeightError] = []
-    for rows in torch.split(packed, [len(matrices) for matrices in grams]):
+    for rows in np.split(packed, np.cumsum([len(matrices) for matrices in grams])[:-1]):
         magnitude = float(rows[0, -1])
         if math.isfinite(magnitude):
             exponent = 2 * math.frexp(magnitude)[1] if magnitude > 0 else _NOTHING
-            values = (rows[:, :-2] + rows[:, -2:-1]).flatten()
+            values = torch.from_numpy((rows[:, :-2] + rows[:, -2:-1]).flatten())
             found.append(Solved(values, exponent, torch.float32))
         else:
             found.append(WeightError("must be finite, has an entry that is NaN or infinite"))
     return found
 
 
-def to_host(tensor: Tensor) -> Tensor:
-    """Copy a tensor to the CPU; waits for the device."""
-    return tensor.cpu()
+def to_host(tensor: Tensor) -> Array:
+    """Copy a tensor to the CPU, which waits for the device."""
+    return tensor.cpu().numpy().astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -333,11 +336,11 @@ def pool_eigenvalues(part: Part, gathered: Sequence[Solved | WeightError]) -> Sp
         return Spectrum(torch.zeros(0, dtype=torch.float64, device="cpu"), 0, 0.0, 0.0, 0.0)
     eps, exponent = torch.finfo(solved[0].dtype).eps, max(each.exponent for each in solved)
     scaled = [_ldexp(each.values.numpy(), each.exponent - exponent) for each in solved]
-    values = torch.from_numpy(np.sort(np.maximum(np.concatenate(scaled) * part.factor, 0.0)))
+    values = np.sort(np.maximum(np.concatenate(scaled) * part.factor, 0.0))
     _, rows, columns = part.slices.shape
-    root_mean_square = math.sqrt(float(values.sum()) / part.slices.numel())
+    root_mean_square = math.sqrt(values.sum() / part.slices.numel())
     return Spectrum(
-        values,
+        torch.from_numpy(values),
         exponent,
         # what rank tests take for the error of a symmetric solve
         noise=eps * max(rows, columns) * float(values[-1]),
