@@ -260,15 +260,21 @@ def blas_threads() -> set[int]:
 
 def test_blas_has_one_thread_while_lapack_works_and_its_own_number_afterwards(monkeypatch):
     found, solve = [], workers.lapack_eigenvalues
-    load_lapack()
-    before = blas_threads()
     monkeypatch.setattr(
         workers, "lapack_eigenvalues", lambda *arguments: found.append(blas_threads()) or solve(*arguments)
     )
-    for double in (False, True):
-        spectra(cut_matrix(gauss(140, 150).float()), double=double)
+    with load_lapack().pools.limit(limits=2):
+        for double in (False, True):
+            spectra(cut_matrix(gauss(140, 150).float()), double=double)
+        assert blas_threads() == {2}
     assert found == [{1}, {1}]
-    assert blas_threads() == before
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_bits_do_not_depend_on_the_number_of_blas_threads(double):
+    expected = expected_bits(double=double)
+    with load_lapack().pools.limit(limits=2):
+        assert bits(double=double) == expected
 
 
 def test_a_solve_beside_others_changes_no_setting_of_the_process(monkeypatch):
