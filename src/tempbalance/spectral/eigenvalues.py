@@ -27,7 +27,7 @@ Array = npt.NDArray[np.float64]
 # as wide for that; in an orthogonal one, as initialisations make it in float32, eigenvalues are equal to about 1e-6.
 FLAT = 1e-3
 
-_ERROR = 2.0  # of an eigenvalue, in units of eps x (value + mean + largest / 10); the largest measured is 1.9
+_ERROR = 2.0  # of an eigenvalue, in units of eps x (value + mean + largest / 10): see docs/decisions/0002
 _SMALL_SIDE = 128  # up to here float64 takes hardly longer than float32, and torch solves a batch faster than LAPACK
 _LARGE_SIDE = 1024  # above, the MKL of torch solves in float64 faster than a reduction in one stage
 _BLOCK = 32  # columns that LAPACK reduces at a time
