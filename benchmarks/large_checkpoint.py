@@ -22,8 +22,8 @@ from statistics import median
 import torch
 from safetensors.torch import save_file
 
-from tempbalance.spectral.eigenvalues import spectra
 from tempbalance.spectral.matrices import cut_matrix
+from tempbalance.spectral.workers import spectra
 
 BOUND = 1.3
 CHUNK = 2**24

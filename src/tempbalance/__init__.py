@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from tempbalance.ranking.compare import Comparison as Comparison
     from tempbalance.ranking.table import LayerRow as LayerRow
     from tempbalance.ranking.table import LayerTable as LayerTable
-    from tempbalance.spectral.eigenvalues import spectrum as spectrum
     from tempbalance.spectral.score import compute_score as compute_score
     from tempbalance.spectral.tail import TailFit as TailFit
     from tempbalance.spectral.tail import fit_tail as fit_tail
+    from tempbalance.spectral.workers import spectrum as spectrum
 
 __version__ = "0.1.0"
 
@@ -51,7 +51,7 @@ _MODULES = {
     "find_layers": "model.layers",
     "fit_tail": "spectral.tail",
     "param_groups": "optim.param_groups",
-    "spectrum": "spectral.eigenvalues",
+    "spectrum": "spectral.workers",
     "split_param_groups": "optim.param_groups",
 }
 

@@ -20,10 +20,11 @@ from tempbalance.infer import Inferred
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.scoring import Job, Scoring, jobs_of, make_row, solve
 from tempbalance.ranking.table import DiagnosisRow
-from tempbalance.spectral.eigenvalues import Call, Spectrum, side_by_side
+from tempbalance.spectral.eigenvalues import Spectrum
 from tempbalance.spectral.matrices import Part
 from tempbalance.spectral.random_matrix import count_beyond_shuffled, random_edge
 from tempbalance.spectral.score import NEEDS_FIT, ScoreName, compute_score
+from tempbalance.spectral.workers import Call, side_by_side
 
 MIN_ADAPTER_EIGENVALUES = 8  # a product of LoRA factors has r eigenvalues, and r is rarely as large as 50
 # Bytes of weights, copies and Gram matrices under way at a time, beside twice the largest weight: with torch itself,

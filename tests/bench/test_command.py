@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -56,11 +57,28 @@ def test_what_was_kept_is_shown_again_without_measuring(tmp_path):
         (["--out", "no/such/folder/a.json"], ["out", "no/such/folder"]),
         (["--out", "."], ["out", "got ."]),
         (["--figure", "a.gif"], ["figure", ".svg, .pdf or .png", "'a.gif'"]),
+        (["--device", "cpu"], ["device", "'cpu'"]),
+        (["--device", "meta"], ["device", "'meta'"]),
+        (["--device", "nothing"], ["device", "'nothing'"]),
+        (["--device", "mtia:7"], ["device", "'mtia:7'"]),
+        (["--device", "cuda", "--parts", "speed"], ["device", "speed"]),
         (["--figure", "a.svg", "--parts", "memory"], ["figure", "speed", "memory"]),
     ],
 )
 def test_bad_input_is_answered_before_anything_is_measured(arguments, carried):
     assert_bad_usage(invoke(*arguments), *carried)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
+def test_a_device_that_is_not_there_is_bad_usage():
+    assert_bad_usage(invoke("--device", "cuda"), "device", "'cuda'")
+
+
+def test_a_device_is_compared_with_the_cpu(monkeypatch):
+    monkeypatch.setattr("tempbalance.bench.measure.check_device", lambda name: None)
+    result = invoke("--quick", "--networks", "llama_block", "--rounds", "1", "--threads", "1", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert_carries(result.stdout, "on the device", "copied to the CPU", "use")
 
 
 def test_a_file_that_is_not_there_is_answered():

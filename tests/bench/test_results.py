@@ -81,6 +81,17 @@ def test_busy_is_told_beside_the_quiet_and_the_reference():
     ]
 
 
+@pytest.mark.parametrize(("on_cpu", "use"), [([4.0, 4.0, 3.0], "the device"), ([0.5, 0.5, 0.5], 'device="cpu"')])
+def test_the_faster_of_device_and_cpu_is_named(on_cpu, use):
+    results = known_results()
+    results.times.append(
+        Times("device", "VGG16", "cuda", {"on the device": [1.0, 2.0, 1.0], "copied to the CPU": on_cpu})
+    )
+    ((*_, ratio, told),) = table_of(results, "One balancing with median of weights on a device").rows
+    assert told == use
+    assert ratio.startswith("3.00" if use == "the device" else "0.50")
+
+
 def test_memory_is_told_in_megabytes():
     table = table_of(known_results(), "Peak memory")
     assert (table.columns, table.rows) == (("network", "median", "reference"), [["VGG16", "3", "40"]])

@@ -21,7 +21,7 @@ import tempbalance.execution.background
 import tempbalance.execution.distributed
 from tempbalance import Execution, TempBalance, assign, find_layers, param_groups
 from tempbalance.ranking.scoring import Scoring, score_layers
-from tempbalance.spectral import eigenvalues
+from tempbalance.spectral.workers import Gathered
 from tests.cases import mlp, nested, raises, train_step
 
 SIZES = (64, 96, 80, 72, 60)
@@ -111,13 +111,13 @@ def no_thread_works_on_into_the_next_test():
 @contextmanager
 def solves():
     """For each solve in the block: whether it was in float64, on how many threads, set to which precision."""
-    found, solve = [], eigenvalues._solve
+    found, solve = [], Gathered.solve
 
-    def noted_solve(slices, double):
+    def noted_solve(self, slices, double, lapack):
         found.append((double, torch.get_num_threads(), torch.backends.mkldnn.matmul.fp32_precision))
-        return solve(slices, double)
+        return solve(self, slices, double, lapack)
 
-    with patch.object(eigenvalues, "_solve", noted_solve):
+    with patch.object(Gathered, "solve", noted_solve):
         yield found
 
 
@@ -176,7 +176,7 @@ def test_thread_counts_are_as_before_while_it_works_and_after(held, num_threads)
         with solves() as found:
             held.may_go.set()
             run.scheduler.wait()
-        assert found == [(False, 1, torch.backends.mkldnn.matmul.fp32_precision)] * 2
+        assert found == [(True, 1, torch.backends.mkldnn.matmul.fp32_precision)] * 2
         assert (torch.get_num_threads(), seen_in_a_new_thread()) == (num_threads, num_threads)
         assert not workers()
     finally:
@@ -390,10 +390,10 @@ def test_without_a_background_lag_is_refused_and_no_thread_is_started():
 def test_a_process_ends_soon_and_without_a_word_while_it_works():
     code = """if True:
         import atexit, torch, tempbalance
-        from tempbalance.spectral import eigenvalues
+        from tempbalance.spectral.workers import Gathered
         from tests.cases import mlp
-        solved, solve = [], eigenvalues._solve
-        eigenvalues._solve = lambda *given: solved.append(given) or solve(*given)
+        solved, solve = [], Gathered.solve
+        Gathered.solve = lambda *given: solved.append(given) or solve(*given)
         atexit.register(lambda: print(len(solved)))  # after the interpreter has joined all threads
         model = mlp((512,) * 80)
         scheduler = tempbalance.TempBalance(

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tempbalance.spectral import random_matrix
-from tempbalance.spectral.eigenvalues import spectra
 from tempbalance.spectral.matrices import CONV_FACTOR, Part, cut_convolution, cut_matrix
 from tempbalance.spectral.random_matrix import _tracy_widom_quantile, count_beyond_shuffled, random_edge
+from tempbalance.spectral.workers import spectra
 
 
 def eigenvalues(part: Part) -> torch.Tensor:

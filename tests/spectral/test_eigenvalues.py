@@ -1,21 +1,19 @@
 import math
-from concurrent.futures import Future
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
 from tempbalance.errors import WeightError
-from tempbalance.spectral.eigenvalues import Spectrum, check_weight, gram_matrices, spectra, spectrum
-from tempbalance.spectral.matrices import Part, cut_by_shape, cut_convolution, cut_matrix, cut_stack
+from tempbalance.spectral.eigenvalues import Spectrum, check_weight, gram_matrices
+from tempbalance.spectral.matrices import Part, cut_by_shape, cut_convolution, cut_matrix
 from tempbalance.spectral.tail import fit_goodness_of_fit, fit_peak, fit_tail
+from tempbalance.spectral.workers import spectra, spectrum
 from tests.cases import raises
 from tests.spectral.reference import hill_alpha, search, search_peak, svd_spectrum
 
 SHAPES = [(40, 25), (25, 40), (30, 30), (1, 20), (20, 1), (1, 1), (12, 8, 3), (8, 12, 3, 3), (6, 5, 2, 3, 2)]
 LOW_PRECISIONS = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
-BACKENDS = [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]
 
 
 def gauss(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -35,30 +33,6 @@ def assert_spectrum_equals_svd(weight: torch.Tensor, *, rel: float = 1e-12, grou
     assert values.device.type == "cpu"
     assert not values.requires_grad
     assert np.abs(values.numpy() - expected).max() <= rel * expected[-1]
-
-
-@pytest.fixture(autouse=True)
-def _settings_are_put_back():
-    """Let a test change torch's settings without others seeing it."""
-    num_threads, precisions = torch.get_num_threads(), [backend.fp32_precision for backend in BACKENDS]
-    yield
-    torch.set_num_threads(num_threads)
-    torch.set_float32_matmul_precision("highest")
-    for backend, precision in zip(BACKENDS, precisions, strict=True):
-        backend.fp32_precision = precision
-
-
-@pytest.fixture
-def watched(monkeypatch):
-    """The number of threads and the matmul precisions at each solve."""
-    solve, seen = torch.linalg.eigvalsh, []
-
-    def watch(gram, **options):
-        seen.append((torch.get_num_threads(), [backend.fp32_precision for backend in BACKENDS]))
-        return solve(gram, **options)
-
-    monkeypatch.setattr(torch.linalg, "eigvalsh", watch)
-    return seen
 
 
 @pytest.fixture
@@ -188,38 +162,6 @@ def test_a_weight_that_requires_grad_is_left_as_it_was():
     assert torch.equal(weight, before)
 
 
-def test_parts_come_back_in_their_order():
-    parts = [cut_matrix(gauss(size, 12, seed=size))[0] for size in range(1, 41)]
-    results = spectra(iter(parts), double=True)
-    for part, result in zip(parts, results, strict=True):
-        expected = svd_spectrum(part.slices[0])
-        assert isinstance(result, Spectrum)
-        assert result.eigenvalues.numpy() == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_each_spectrum_is_handed_on_once_with_the_number_of_its_part(beside):
-    bad = torch.full((5, 4), math.nan)
-    weights = [gauss(330, 330, 3), gauss(30, 20), bad, torch.zeros(0, 5), gauss(12, 8, 3, 3)]  # three jobs, one, ...
-    seen: list[tuple[int, Spectrum]] = []
-    results = spectra(
-        [part for weight in weights for part in cut_by_shape(weight)],
-        beside=beside,
-        then=lambda number, each: seen.append((number, each)),
-    )
-    assert isinstance(results[2], WeightError)
-    assert sorted(number for number, _ in seen) == [0, 1, 3, 4]
-    assert all(each is results[number] for number, each in seen)
-
-
-def test_an_error_in_what_a_spectrum_is_handed_to_is_raised():
-    def fail(number, each):
-        raise ArithmeticError("no fit")
-
-    with raises(ArithmeticError, "no fit"):
-        spectra(cut_matrix(gauss(5, 4)), then=fail)
-
-
 # nothing, and next to nothing
 
 
@@ -332,17 +274,17 @@ def test_rounding_of_a_convolution_is_that_of_its_scaled_slices():
 
 
 def test_a_values_uncertainty_is_what_noise_and_rounding_can_do_to_it():
-    result = Spectrum(torch.tensor([0.25, 4.0]).double(), 0, noise=0.5, rounding=0.1, precise=True)
+    result = Spectrum(torch.tensor([0.25, 4.0]).double(), 0, noise=0.5, rounding=0.1, resolution=0.0)
     assert result.uncertainty(4.0) == pytest.approx(0.5 + (2.1**2 - 2**2), rel=1e-12)
     assert result.uncertainty(0.0) == pytest.approx(0.5 + 0.1**2, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("noise", "rounding", "precise"), [(0.5, 0.1, False), (0.5, 0.1, True), (0.0, 0.2, True), (0.3, 0.0, True)]
+    ("noise", "rounding", "resolution"), [(0.5, 0.1, 1e-7), (0.5, 0.1, 1e-16), (0.0, 0.2, 1e-16), (0.3, 0.0, 1e-16)]
 )
-def test_significant_values_are_those_above_their_own_uncertainty(noise, rounding, precise):
+def test_significant_values_are_those_above_their_own_uncertainty(noise, rounding, resolution):
     values = torch.linspace(0, 2, 2000, dtype=torch.float64)
-    result = Spectrum(values, 0, noise, rounding, precise)
+    result = Spectrum(values, 0, noise, rounding, resolution)
     assert result.significant().tolist() == [each for each in values.tolist() if each > result.uncertainty(each)]
     assert 0 < len(result.significant()) < len(values)
 
@@ -412,16 +354,6 @@ def test_fewer_than_two_dimensions_are_refused(shape, groups):
         spectrum(torch.ones(shape), groups=groups)
 
 
-def test_one_bad_part_does_not_spoil_the_others():
-    bad = gauss(5, 4)
-    bad[2, 2] = math.nan
-    first, second, third = spectra([cut_matrix(each)[0] for each in (gauss(5, 4), bad, gauss(4, 6))])
-    assert isinstance(first, Spectrum)
-    assert isinstance(second, WeightError)
-    assert isinstance(third, Spectrum)
-    assert third.eigenvalues.numpy() == pytest.approx(svd_spectrum(gauss(4, 6)), rel=1e-10)
-
-
 def test_a_solve_that_fails_is_a_weight_error(monkeypatch):
     def fail(gram, **options):
         raise torch.linalg.LinAlgError("did not converge")
@@ -429,123 +361,3 @@ def test_a_solve_that_fails_is_a_weight_error(monkeypatch):
     monkeypatch.setattr(torch.linalg, "eigvalsh", fail)
     with raises(WeightError, "did not converge"):
         spectrum(gauss(5, 4))
-
-
-# torch's settings
-
-
-def a_bad_weight() -> None:
-    with pytest.raises(WeightError):
-        spectrum(torch.full((5, 4), math.nan))
-
-
-def parts_that_raise() -> None:
-    def parts():
-        yield cut_matrix(gauss(5, 4))[0]
-        raise RuntimeError("no more")
-
-    with raises(RuntimeError, "no more"):
-        spectra(parts())
-
-
-@pytest.mark.parametrize("use", [lambda: spectrum(gauss(20, 30).float()), a_bad_weight, parts_that_raise])
-@pytest.mark.parametrize(("num_threads", "precision"), [(1, "medium"), (3, "high")])
-def test_threads_and_matmul_precision_are_put_back(num_threads, precision, use):
-    torch.set_num_threads(num_threads)
-    torch.set_float32_matmul_precision(precision)
-    use()
-    assert torch.get_num_threads() == num_threads
-    assert torch.get_float32_matmul_precision() == precision
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_newer_switches_of_precision_are_put_back(backend):
-    backend.fp32_precision = "tf32"
-    spectrum(gauss(20, 30).float())
-    assert backend.fp32_precision == "tf32"
-
-
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_each_solve_has_one_thread_and_full_precision(precision, watched):
-    torch.set_num_threads(2)
-    torch.set_float32_matmul_precision(precision)
-    spectra(cut_stack(gauss(6, 30, 20).float()))
-    assert watched == [(1, ["ieee", "ieee"])] * 6
-
-
-def bits(*, double: bool) -> list[bytes]:
-    """The spectra of parts of many sizes, one of them with many jobs."""
-    parts = [cut_matrix(gauss(size, 200, seed=size).float())[0] for size in (1, 7, 64, 200, 300)]
-    parts += cut_convolution(gauss(32, 16, 3, 3).float()) + cut_convolution(gauss(330, 330, 3).float())
-    results = spectra(parts, double=double)
-    assert all(isinstance(each, Spectrum) and each.largest > 0 for each in results)
-    return [each.eigenvalues.numpy().tobytes() for each in results]
-
-
-@cache
-def expected_bits(*, double: bool) -> list[bytes]:
-    """What `bits` gives with one thread and torch's own settings, which each test starts with."""
-    torch.set_num_threads(1)
-    return bits(double=double)
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_the_bits_do_not_depend_on_the_number_of_threads(double):
-    alone = expected_bits(double=double)
-    torch.set_num_threads(2)
-    assert bits(double=double) == alone
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_the_bits_do_not_depend_on_the_matmul_precision(double):
-    expected = expected_bits(double=double)
-    torch.set_float32_matmul_precision("medium")
-    assert bits(double=double) == expected
-
-
-class InCallingThread:
-    """A pool that solves where it is called, as a GPU's work is."""
-
-    def __init__(self, *args, **kwargs):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *args):
-        return False
-
-    def submit(self, function, *args):
-        done = Future()
-        done.set_result(function(*args))
-        return done
-
-
-@pytest.mark.parametrize("calling_thread", [False, True])
-@pytest.mark.parametrize("double", [False, True])
-def test_autocast_changes_nothing(double, calling_thread, monkeypatch):
-    expected = expected_bits(double=double)
-    if calling_thread:
-        monkeypatch.setattr("tempbalance.spectral.eigenvalues.ThreadPoolExecutor", InCallingThread)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (gauss(4, 4).float() @ gauss(4, 4).float()).dtype == torch.bfloat16
-        assert bits(double=double) == expected
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_spectrum_equals_svd(gauss(20, 30).float())
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_the_default_dtype_changes_nothing(dtype):
-    expected = expected_bits(double=False)
-    before = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(dtype)
-        assert bits(double=False) == expected
-    finally:
-        torch.set_default_dtype(before)
-
-
-def test_inference_mode_changes_nothing():
-    expected = spectrum(gauss(20, 30))
-    with torch.inference_mode():
-        assert torch.equal(spectrum(gauss(20, 30)), expected)

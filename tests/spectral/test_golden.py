@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from tempbalance.ranking.assign import assign
-from tempbalance.spectral.eigenvalues import Spectrum, spectra, spectrum
+from tempbalance.spectral.eigenvalues import Spectrum
 from tempbalance.spectral.matrices import cut_by_shape
 from tempbalance.spectral.score import compute_score
 from tempbalance.spectral.tail import fit_hill, fit_tail
+from tempbalance.spectral.workers import spectra, spectrum
 from tests.cases import GOLDEN, golden_weight
 from tests.spectral.reference import hill_alpha, likelihood_alpha, search, svd_spectrum
 

@@ -11,9 +11,9 @@ from scipy import stats
 
 import tempbalance
 from tempbalance.ranking.assign import assign
-from tempbalance.spectral.eigenvalues import spectra, spectrum
 from tempbalance.spectral.matrices import cut_by_shape
 from tempbalance.spectral.tail import TailFit, fit_hill, fit_tail
+from tempbalance.spectral.workers import spectra, spectrum
 from tests.cases import mlp
 from tests.spectral.reference import KINDS, random_spectrum, to_tensor
 

@@ -32,6 +32,10 @@ def bench(
     parts: Annotated[str, typer.Option(help="With commas between them: speed, memory, growth, busy.")] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, beside once to warm up.")] = 5,
     threads: Annotated[_Number, typer.Option(min=1, help="Threads of torch; without it as torch has them.")] = None,
+    device: Annotated[
+        _Text,
+        typer.Option(help="Only compare scoring on this device, such as cuda, with copying its weights to the CPU."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small networks: a trial, whose times mean nothing.")] = False,
     out: Annotated[_File, typer.Option(help="Keep all seconds in a JSON file.")] = None,
     read: Annotated[_File, typer.Option(help="Measure nothing, show what --out kept.")] = None,
@@ -46,7 +50,7 @@ def bench(
 
             _show(read_results(read), markdown=markdown, figure=figure)
             return
-        options = _options(networks, parts, rounds, threads, quick)
+        options = _options(networks, parts, rounds, threads, quick, device)
         if figure is not None and "speed" not in options.parts:
             raise ValueError(f"figure draws the speed, which is not among the parts {', '.join(options.parts)}")
         from tempbalance.bench.measure import measure, new_results
@@ -80,13 +84,18 @@ def _check_places(out: Path | None, figure: Path | None) -> None:
         import vl_convert  # noqa: F401
 
 
-def _options(networks: str, parts: str, rounds: int, threads: int | None, quick: bool) -> Options:
-    from tempbalance.bench.measure import PARTS, Options, check_parts
+def _options(networks: str, parts: str, rounds: int, threads: int | None, quick: bool, device: str | None) -> Options:
+    from tempbalance.bench.measure import DEVICE, PARTS, Options, check_device, check_parts
     from tempbalance.bench.networks import NETWORKS, find_networks
 
     names = tuple(NETWORKS) if networks == "all" else find_networks(_listed(networks))
     which = PARTS if parts == "all" else check_parts(_listed(parts))
-    return Options(names, which, rounds, threads, quick)
+    if device is not None:
+        if parts != "all":
+            raise ValueError(f"device is measured alone, without the parts {parts}")
+        check_device(device)
+        which = (DEVICE,)
+    return Options(names, which, rounds, threads, quick, device)
 
 
 def _listed(text: str) -> list[str]:

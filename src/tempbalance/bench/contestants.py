@@ -24,6 +24,7 @@ from tempbalance.spectral.tail import TailName
 
 TAILS: tuple[TailName, ...] = get_args(TailName)
 WEIGHTWATCHER, STEP = "WeightWatcher", "training step"
+ON_DEVICE, ON_CPU = "on the device", "copied to the CPU"
 
 
 def reference_name(tail: str) -> str:
@@ -55,15 +56,16 @@ class Subject:
     scored: Sequence[Layer]
 
 
-def make_subject(network: str, *, width: float = 1.0, quick: bool = False) -> Subject:
+def make_subject(network: str, *, width: float = 1.0, quick: bool = False, device: str = "cpu") -> Subject:
     """Build a network.
 
     Args:
         network: A key of `NETWORKS`.
         width: Factor on the width of every layer.
         quick: The small form.
+        device: Where its weights are.
     """
-    model = build_model(network, width=width, quick=quick)
+    model = build_model(network, width=width, quick=quick).to(device)
     layers = find_layers(model)
     jobs = plan_layers(layers, Scoring()).jobs
     scored = [layer for layer in layers if any(not job.reason for job in jobs.get(layer.name, []))]
@@ -85,6 +87,17 @@ def library_turns(subject: Subject) -> list[Turn]:
     """One balancing with each tail."""
     return [
         Turn(tail, partial(_timed, tail, partial(score_layers, subject.layers, Scoring(tail=tail)))) for tail in TAILS
+    ]
+
+
+def device_turns(subject: Subject) -> list[Turn]:
+    """Return one balancing with ``median`` where the weights are, and one that copies them to the CPU.
+
+    The other tails are solved in float64, which is always done on the CPU.
+    """
+    return [
+        Turn(name, partial(_timed, name, partial(score_layers, subject.layers, Scoring(), device=device)))
+        for name, device in ((ON_DEVICE, None), (ON_CPU, "cpu"))
     ]
 
 

@@ -11,6 +11,7 @@ from tempbalance.bench.busy import beside_busy_core
 from tempbalance.bench.contestants import (
     Turn,
     all_turns,
+    device_turns,
     has_weightwatcher,
     library_turns,
     make_subject,
@@ -25,6 +26,7 @@ from tempbalance.bench.results import Memory, Results, Times
 from tempbalance.lab.methods import unknown
 
 PARTS = ("speed", "memory", "growth", "busy")
+DEVICE = "device"  # measured alone
 QUIET, BUSY = "nothing else runs", "another process keeps a core busy"
 _WIDTHS = (0.5, 1.0, 1.5)  # the paper's: 256, 512 and 768 channels in the last stage
 _DEPTHS = ("resnet18", "resnet34", "resnet101")
@@ -44,6 +46,7 @@ class Options:
         num_rounds: Beside one that warms up.
         num_threads: Of torch; without it as torch has them.
         quick: Networks in their small form.
+        device: The device of the part ``device``.
     """
 
     networks: Sequence[str] = tuple(NETWORKS)
@@ -51,6 +54,7 @@ class Options:
     num_rounds: int = 5
     num_threads: int | None = None
     quick: bool = False
+    device: str | None = None
 
 
 def check_parts(names: Sequence[str]) -> tuple[str, ...]:
@@ -63,6 +67,22 @@ def check_parts(names: Sequence[str]) -> tuple[str, ...]:
         if name not in PARTS:
             raise ValueError(unknown("part", name, PARTS))
     return tuple(dict.fromkeys(names))
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not an accelerator of this machine.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as err:
+        reason = str(err).splitlines()[0]
+        raise ValueError(f"device must be an accelerator of this machine, got {name!r}: {reason}") from err
+    if device.type in ("cpu", "meta"):
+        raise ValueError(f"device must be an accelerator, such as cuda, got {name!r}: the rest is measured on the CPU")
 
 
 def new_results(options: Options) -> Results:
@@ -84,6 +104,9 @@ def measure(options: Options, results: Results, tell: Tell) -> None:
         tell: Is told how it goes.
     """
     with threads(results.num_threads):
+        if DEVICE in options.parts:
+            for name in options.networks:
+                _rounds(f"{NETWORKS[name].title} on {options.device}", _device(name, options), results, tell)
         if "speed" in options.parts:
             for name in options.networks:
                 _rounds(f"speed of {NETWORKS[name].title}", _speed(name, options), results, tell)
@@ -117,6 +140,13 @@ def _rounds(what: str, entries: Sequence[Entry], results: Results, tell: Tell) -
 def _speed(name: str, options: Options) -> list[Entry]:
     times = Times("speed", NETWORKS[name].title)
     return [(times, turn) for turn in all_turns(make_subject(name, quick=options.quick))]
+
+
+def _device(name: str, options: Options) -> list[Entry]:
+    assert options.device is not None
+    times = Times(DEVICE, NETWORKS[name].title, options.device)
+    subject = make_subject(name, quick=options.quick, device=options.device)
+    return [(times, turn) for turn in device_turns(subject)]
 
 
 def _width(options: Options) -> list[Entry]:

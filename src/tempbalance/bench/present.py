@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from tempbalance.bench.contestants import STEP, TAILS, WEIGHTWATCHER, reference_name
+from tempbalance.bench.contestants import ON_CPU, ON_DEVICE, STEP, TAILS, WEIGHTWATCHER, reference_name
 from tempbalance.bench.results import Ratio, Results, Times
 from tempbalance.lab.tables import Entry, ResultTable, entry_text
 from tempbalance.report.text import number
@@ -28,6 +28,8 @@ def tables(results: Results) -> Iterator[ResultTable]:
             yield _growth_table(caption, times)
     if busy := results.of_part("busy"):
         yield _busy_table(busy)
+    if device := results.of_part("device"):
+        yield _device_table(device)
     if results.memory:
         yield _memory_table(results)
 
@@ -88,6 +90,17 @@ def _busy_table(measured: list[Times]) -> ResultTable:
         rows.append([times.network, times.setting, tail, _seconds(times, tail), _text(slower), _text(faster)])
     columns = ("network", "beside", "tail", "seconds", "times the quiet", f"times as fast as {REFERENCE}")
     return ResultTable("While another process keeps a core busy", columns, rows)
+
+
+def _device_table(measured: list[Times]) -> ResultTable:
+    rows: list[list[Entry]] = []
+    for times in measured:
+        faster = times.ratio(ON_CPU, ON_DEVICE)
+        use = "the device" if faster is not None and faster.median >= 1 else 'device="cpu"'
+        seconds = (_seconds(times, each) for each in (ON_DEVICE, ON_CPU))
+        rows.append([times.network, times.setting, *seconds, _text(faster), use])
+    columns = ("network", "device", f"seconds {ON_DEVICE}", f"seconds {ON_CPU}", "times as fast on the device", "use")
+    return ResultTable("One balancing with median of weights on a device", columns, rows)
 
 
 def _memory_table(results: Results) -> ResultTable:

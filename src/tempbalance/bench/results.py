@@ -25,7 +25,7 @@ class Times:
     """What contestants took on one network in one setting.
 
     Attributes:
-        part: Of the benchmark: ``speed``, ``width``, ``depth``, ``cores`` or ``busy``.
+        part: Of the benchmark: ``speed``, ``width``, ``depth``, ``cores``, ``busy`` or ``device``.
         network: Its title.
         setting: What is varied, in words; empty where nothing is.
         seconds: By contestant, one number a round.

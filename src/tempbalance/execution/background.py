@@ -19,7 +19,7 @@ from tempbalance.execution.distributed import SharedScoring, describe, rebuild
 from tempbalance.execution.inline import Outcome, Request
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow
-from tempbalance.spectral.eigenvalues import multiplies_in_full
+from tempbalance.spectral.workers import multiplies_in_full
 
 
 class Background:

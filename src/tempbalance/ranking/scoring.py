@@ -20,13 +20,15 @@ from torch import Tensor
 from tempbalance.errors import ScoreError, TailError, TempBalanceError, check_count
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow, PartRow
-from tempbalance.spectral.eigenvalues import DOUBT, FAR, FLAT, STEEP, Spectrum, check_weight, spectra
+from tempbalance.spectral.eigenvalues import FLAT, Spectrum, check_weight
 from tempbalance.spectral.matrices import Cut, Part, Windows, check_windows, cut_fused, cut_windows
 from tempbalance.spectral.random_matrix import random_alpha
 from tempbalance.spectral.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
 from tempbalance.spectral.tail import TailFit, TailFunction, TailName, check_tail, fit_tail
+from tempbalance.spectral.workers import spectra
 
 ReferenceName = Literal["random"]
+TOLERANCE = 1e-6  # of alpha, relative; a layer that may miss it in float32 is solved again in float64
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,15 @@ class Plan:
         ]
 
 
-def score_layers(layers: Sequence[Layer], scoring: Scoring) -> list[LayerRow]:
+def score_layers(
+    layers: Sequence[Layer], scoring: Scoring, *, device: str | torch.device | None = None
+) -> list[LayerRow]:
     """Return a row for each layer: its score, or why it is skipped.
+
+    Args:
+        layers: The layers of a model.
+        scoring: How to score them.
+        device: Where to solve; by default where each weight is.
 
     Raises:
         ValueError: If a pattern of ``fused`` or a root matches no layer.
@@ -132,7 +141,7 @@ def score_layers(layers: Sequence[Layer], scoring: Scoring) -> list[LayerRow]:
             layer.
     """
     plan = plan_layers(layers, scoring)
-    solve([job for each in plan.jobs.values() for job in each], scoring)
+    solve([job for each in plan.jobs.values() for job in each], scoring, device=device)
     return plan.rows()
 
 
@@ -233,46 +242,44 @@ def solve(
     load: Callable[[Layer], Tensor] = methodcaller("weight"),
     beside: bool = False,
     double: bool = False,
+    device: str | torch.device | None = None,
 ) -> None:
-    """Fill in fit and score, or the reason why there are none; what float32 leaves in doubt, in float64.
+    """Fit and score each job; solve it again in float64 where float32 is not accurate enough.
 
     Args:
-        jobs: What to solve; those that have a reason already are passed over.
-        scoring: How.
-        see: Is shown each spectrum once it is judged.
-        refuse: What becomes of an error; without it, it is raised with the layer's name.
+        jobs: The jobs to solve; a job that already has a reason is passed over.
+        scoring: How to fit and score.
+        see: Called with each job and its spectrum once it is scored.
+        refuse: Called with a job and its error; by default the error is raised with the layer's name.
         memory: Bytes that weights under way may take.
-        load: Gives a layer's weight.
+        load: Returns a layer's weight.
         beside: As in `spectra`.
         double: Work in float64 from the start.
+        device: As in `spectra`.
     """
     own = callable(scoring.tail) or callable(scoring.score)
-    # a search may settle where float32 is too coarse for it: among values close to the largest, or close to zero
+    # float32 moves most searches: they end near the largest values, or depend on the smallest (docs/decisions/0002)
     double = double or own or scoring.tail != "median"
     jobs = [job for job in jobs if not job.reason]
     for in_double in (True,) if double else (False, True):
         loaded: list[Job] = []
         verdicts: dict[int, bool | TempBalanceError] = {}
-        judge = partial(_judge_into, verdicts, loaded, scoring)
+        judge = partial(_judge, verdicts, loaded, scoring)
         parts = _load(sorted(jobs, key=_by_cost), loaded, refuse, load)
-        # a function of one's own is called in the calling thread, the library's beside the solves
-        results = spectra(parts, double=in_double, memory=memory, beside=beside, then=None if own else judge)
+        # a user's function is called in the calling thread, the library's own fits beside the solves
+        then = None if own else judge
+        results = spectra(parts, double=in_double, memory=memory, beside=beside, device=device, then=then)
         jobs = []
         for index, (job, spectrum) in enumerate(zip(loaded, results, strict=True)):
-            try:
-                if isinstance(spectrum, TempBalanceError):
-                    raise spectrum
-                if own:
-                    judge(index, spectrum)
-                verdict = verdicts[index]
-                if isinstance(verdict, TempBalanceError):
-                    raise verdict
-                if not verdict:
-                    jobs.append(job)
-                elif see is not None:
-                    see(job, spectrum)
-            except TempBalanceError as err:
-                refuse(job, err)
+            if own and isinstance(spectrum, Spectrum):
+                judge(index, spectrum)
+            verdict = spectrum if isinstance(spectrum, TempBalanceError) else verdicts[index]
+            if isinstance(verdict, TempBalanceError):
+                refuse(job, verdict)
+            elif not verdict:
+                jobs.append(job)
+            elif see is not None and isinstance(spectrum, Spectrum):
+                see(job, spectrum)
 
 
 def _by_cost(job: Job) -> int:
@@ -280,11 +287,14 @@ def _by_cost(job: Job) -> int:
 
 
 def _load(jobs: list[Job], loaded: list[Job], refuse: Refuse, load: Callable[[Layer], Tensor]) -> Iterator[Part]:
-    """The parts of jobs, a weight that several jobs in a row are cut from loaded once; held no longer than needed."""
-    for _, run in groupby(jobs, lambda job: job.layer):
+    """Yield the parts of jobs; load a weight once for jobs in a row, and hold it no longer than needed."""
+    for layer, run in groupby(jobs, lambda job: job.layer):
         of_layer = list(run)
         try:
-            parts = _parts(of_layer[0], load)
+            weight = load(layer)
+            check_weight(weight)
+            parts = of_layer[0].cut(weight)
+            del weight
         except TempBalanceError as err:
             for job in of_layer:
                 refuse(job, err)
@@ -295,23 +305,18 @@ def _load(jobs: list[Job], loaded: list[Job], refuse: Refuse, load: Callable[[La
         del parts
 
 
-def _parts(job: Job, load: Callable[[Layer], Tensor]) -> list[Part]:
-    weight = load(job.layer)
-    check_weight(weight)
-    return job.cut(weight)
-
-
-def _judge_into(
+def _judge(
     verdicts: dict[int, bool | TempBalanceError], jobs: list[Job], scoring: Scoring, index: int, spectrum: Spectrum
 ) -> None:
+    """Note whether a job is scored, has to wait for a solve in float64, or fails with an error."""
     try:
-        verdicts[index] = _judge(jobs[index], spectrum, scoring)
+        verdicts[index] = _score(jobs[index], spectrum, scoring)
     except TempBalanceError as err:
         verdicts[index] = err
 
 
-def _judge(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
-    """Fit and score a spectrum; false if that has to wait for a more precise one."""
+def _score(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
+    """Fit and score a spectrum; return False if that has to wait for a solve in float64."""
     try:
         fit = _fit(spectrum, scoring)
     except TailError as err:
@@ -321,7 +326,7 @@ def _judge(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
         if spectrum.largest == 0 or callable(scoring.score) or scoring.score in NEEDS_FIT:
             return True
     else:
-        if not spectrum.precise and _is_doubtful(fit, spectrum):
+        if _is_doubtful(fit, spectrum):
             return False
         job.fit = fit
     job.reason = ""  # a score that does not look at the tail does not need a fit
@@ -340,15 +345,16 @@ def _random_alpha(job: Job, scoring: Scoring) -> float:
 
 
 def _is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
-    """Whether float32 may not be enough for a fit."""
+    """Return whether the error of the eigenvalues may move alpha by more than the tolerance."""
+    if spectrum.precise:
+        return False
     lowest = spectrum.from_units(fit.xmin)
-    margin = DOUBT * max(1.0, fit.alpha - 1) * spectrum.largest
-    is_extreme = lowest <= margin or spectrum.largest - lowest <= margin or fit.alpha > STEEP
-    return is_extreme or FAR * lowest < float(spectrum.values.mean())
+    # alpha - 1 = k / sum_i log(x_i / xmin): the errors of the x_i cancel, that of xmin counts k times
+    return (fit.alpha - 1) ** 2 / fit.alpha * spectrum.error(lowest) / lowest > TOLERANCE
 
 
 def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
-    """The tail fit of a spectrum, in the weight's units.
+    """Return the tail fit of a spectrum, in the weight's units.
 
     Raises:
         TailError: If the spectrum is zero, its tail flat, or its threshold rounding noise.

@@ -1,0 +1,310 @@
+"""Runs independent solves side by side: one thread each, in full precision, within a bound on memory, on any device.
+
+At the sizes of layers, two single-threaded solves are faster than one on two threads, and their bits do not depend on
+the number of threads. Weights on a device are solved there in batches, across layers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tempbalance.errors import WeightError
+from tempbalance.spectral.eigenvalues import (
+    Lapack,
+    Solved,
+    Spectrum,
+    check_weight,
+    gram_matrices,
+    gram_matrices_on_device,
+    lapack_eigenvalues,
+    load_lapack,
+    num_solve_bytes,
+    pool_eigenvalues,
+    solve_on_device,
+    torch_eigenvalues,
+    uses_lapack,
+)
+from tempbalance.spectral.matrices import Part, cut_by_shape, cut_convolution
+
+_CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
+_CHUNK_SIZE = 2**22  # entries in one job
+_BATCH_BYTES = 2**28  # of Gram matrices that wait on a device to be solved together
+_lock = threading.Lock()  # settings of the whole process are changed during a solve
+
+
+def spectrum(weight: Tensor, *, groups: int = 1) -> Tensor:
+    """Return the eigenvalues of a weight, ascending, as float64 on the CPU.
+
+    Args:
+        weight: A matrix, or a convolution kernel ``(out, in / groups, *positions)``, whose slices, one matrix per
+            kernel position and group, are each scaled by sqrt(1/2) and pooled.
+        groups: The convolution's groups.
+
+    Raises:
+        WeightError: If the weight is not a dense, finite, real floating-point tensor of two or more dimensions.
+
+    Example:
+        >>> spectrum(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])).tolist()
+        [4.0, 9.0]
+    """
+    check_weight(weight)
+    weight = weight.detach()
+    parts = cut_convolution(weight, groups=groups) if weight.dim() > 2 else cut_by_shape(weight)
+    (result,) = spectra(parts, double=True)
+    if isinstance(result, WeightError):
+        raise result
+    return result.eigenvalues
+
+
+def spectra(
+    parts: Iterable[Part],
+    *,
+    double: bool = False,
+    memory: float = math.inf,
+    beside: bool = False,
+    device: str | torch.device | None = None,
+    then: Callable[[int, Spectrum], None] | None = None,
+) -> list[Spectrum | WeightError]:
+    """Return the spectrum of each part, in their order, or the reason why it has none.
+
+    Args:
+        parts: The parts to solve; the most expensive first takes the shortest time.
+        double: Work in float64, on the CPU; otherwise in float32, unless the weight is float64 or small.
+        memory: As in `side_by_side`.
+        beside: Work in the calling thread alone and leave the settings of the process as they are. The CPU then works
+            in float64 with torch's solver, whose number of threads is a setting of the thread.
+        device: Where to solve; by default where each weight is. A device without a solver is replaced by the CPU.
+        then: Called with the number of a part and its spectrum, in the thread that solved the last of it.
+    """
+    gathered: list[Gathered] = []
+    lapack = None if beside else load_lapack()
+    batches = _Batches(min(memory, _BATCH_BYTES))
+
+    def calls() -> Iterator[Call]:
+        for part in parts:
+            slices = part.slices.detach()
+            target = slices.device if device is None else torch.device(device)
+            on_device = solves_on(target) and not double and slices.dtype != torch.float64
+            slices = slices.to(target if on_device else "cpu")
+            chunks = _chunks(slices)
+            of_part = Gathered(
+                replace(part, slices=slices.to("meta")),
+                len(chunks),
+                partial(then, len(gathered)) if then else None,
+            )
+            gathered.append(of_part)
+            if not chunks:
+                of_part.finish()
+            for chunk in chunks:
+                if on_device:
+                    batches.add(of_part, chunk)
+                else:
+                    in_double = double or beside or lapack is None
+                    num_bytes = num_solve_bytes(chunk, double=in_double)
+                    yield Call(partial(of_part.solve, chunk, in_double, lapack), "cpu", num_bytes)
+                del chunk
+            del part, chunks, slices
+        batches.solve_all()
+
+    if beside:
+        with _one_torch_thread():
+            for call in calls():
+                call.run()
+    else:
+        side_by_side(calls(), memory=memory)
+    return [of_part.spectrum for of_part in gathered]
+
+
+def _chunks(slices: Tensor) -> tuple[Tensor, ...]:
+    """Split a part into jobs by the cost of its matrices alone, so that the jobs are the same on any machine."""
+    if slices.numel() == 0:
+        return ()
+    size = slices[0].numel()
+    return torch.split(slices, max(1, min(_CHUNK_COST // (size * min(slices.shape[1:])), _CHUNK_SIZE // size)))
+
+
+class Gathered:
+    """Collects the eigenvalues of one part from its jobs; the last job pools them."""
+
+    spectrum: Spectrum | WeightError
+
+    def __init__(self, part: Part, num_jobs: int, then: Callable[[Spectrum], None] | None) -> None:
+        self.part, self.num_jobs, self.then = part, num_jobs, then
+        self.solved: list[Solved | WeightError] = []
+        self.lock = threading.Lock()
+
+    def solve(self, slices: Tensor, double: bool, lapack: Lapack | None) -> None:
+        """Solve one job of the part on the CPU."""
+        try:
+            gram, exponent = gram_matrices(slices, double=double, lapack=lapack)
+            if lapack is not None and uses_lapack(gram):
+                values = lapack_eigenvalues(gram, lapack)
+            else:
+                values = torch_eigenvalues(gram)
+            self.add(Solved(values, exponent, gram.dtype))
+        except WeightError as err:
+            self.add(err)
+
+    def add(self, solved: Solved | WeightError) -> None:
+        """Note what a job found."""
+        with self.lock:
+            self.solved.append(solved)
+            is_last = len(self.solved) == self.num_jobs
+        if is_last:
+            self.finish()
+
+    def finish(self) -> None:
+        """Pool the eigenvalues and hand them on."""
+        self.spectrum = pool_eigenvalues(self.part, self.solved)
+        if self.then is not None and isinstance(self.spectrum, Spectrum):
+            self.then(self.spectrum)
+
+
+def solves_on(device: torch.device) -> bool:
+    """Return whether the device has an eigenvalue solver; weights on others, such as MPS, go to the CPU."""
+    return device.type == "cuda"
+
+
+class _Batches:
+    """Gram matrices on a device that wait for others of the same side.
+
+    Nothing is read from the device before a batch is solved, and then once.
+    """
+
+    def __init__(self, max_bytes: float) -> None:
+        self.max_bytes = max_bytes
+        self.waiting: defaultdict[tuple[torch.device, int], list[tuple[Gathered, Tensor, Tensor]]] = defaultdict(list)
+
+    def add(self, of_part: Gathered, slices: Tensor) -> None:
+        gram, largest = gram_matrices_on_device(slices)
+        key = (gram.device, gram.shape[-1])
+        if sum(each.nbytes for _, each, _ in self.waiting[key]) + gram.nbytes > self.max_bytes:
+            self.solve(self.waiting.pop(key))
+        self.waiting[key].append((of_part, gram, largest))
+
+    def solve_all(self) -> None:
+        while self.waiting:
+            self.solve(self.waiting.popitem()[1])
+
+    def solve(self, batch: list[tuple[Gathered, Tensor, Tensor]]) -> None:
+        """Solve a batch in one call and copy the eigenvalues in one."""
+        found = solve_on_device([gram for _, gram, _ in batch], [largest for *_, largest in batch])
+        for (of_part, *_), solved in zip(batch, found, strict=True):
+            of_part.add(solved)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Work for one thread.
+
+    Attributes:
+        run: Does it.
+        device: Type of the device that it runs on; others than the CPU order their own work, in the calling thread.
+        num_bytes: Memory that it holds until it is done.
+    """
+
+    run: Callable[[], None]
+    device: str
+    num_bytes: int
+
+
+def side_by_side(calls: Iterable[Call], *, memory: float = math.inf) -> None:
+    """Run the calls on all of torch's threads, each on one.
+
+    Args:
+        calls: Taken from the iterable as there is room, so that the memory of each is soon free again.
+        memory: Bytes that calls under way may hold; a call that holds more runs alone.
+    """
+    with (
+        _lock,
+        _one_thread_each() as num_workers,
+        ThreadPoolExecutor(num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
+        under_way: deque[tuple[Future[None], int]] = deque()
+        held = 0
+        for call in calls:
+            while under_way and held + call.num_bytes > memory:
+                held -= _finish_oldest(under_way)
+            if call.device == "cpu":
+                under_way.append((pool.submit(call.run), call.num_bytes))
+                held += call.num_bytes
+            else:
+                call.run()
+            del call
+            while held > memory:  # before the next one is even made
+                held -= _finish_oldest(under_way)
+            if memory < math.inf:
+                _trim_heap()
+        while under_way:
+            _finish_oldest(under_way)
+
+
+def _finish_oldest(under_way: deque[tuple[Future[None], int]]) -> int:
+    future, num_bytes = under_way.popleft()
+    future.result()
+    return num_bytes
+
+
+def _trim_heap() -> None:
+    """Return free memory to the system: glibc keeps blocks of up to 32 MB."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[int]:
+    """Limit torch and BLAS to one thread and to full precision, restore both, and yield torch's number of threads."""
+    num_threads = torch.get_num_threads()
+    precisions = [(backend, backend.fp32_precision) for backend in _matmul_backends()]
+    lapack = load_lapack()
+    with ExitStack() as stack:
+        if lapack is not None:
+            stack.enter_context(lapack.pools.limit(limits=1))
+        try:
+            torch.set_num_threads(1)
+            for backend, _ in precisions:
+                backend.fp32_precision = "ieee"
+            yield num_threads
+        finally:
+            for backend, precision in precisions:
+                backend.fp32_precision = precision
+            torch.set_num_threads(num_threads)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Limit torch to one thread in this thread; if it already is, touch nothing."""
+    num_threads = torch.get_num_threads()
+    if num_threads > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if num_threads > 1:
+            torch.set_num_threads(num_threads)
+
+
+def multiplies_in_full() -> bool:
+    """Return whether the process multiplies float32 matrices in float32, on the CPU and on CUDA."""
+    return all(backend.fp32_precision in ("none", "ieee") for backend in _matmul_backends())
+
+
+def _matmul_backends() -> list[Any]:
+    """Return the switches that allow TF32 or bfloat16 in place of float32.
+
+    torch.get_float32_matmul_precision, the older switch, raises where somebody has used these.
+    """
+    return [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
