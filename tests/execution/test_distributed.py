@@ -40,7 +40,7 @@ FOUR = ["ddp", "a_group_of_pairs", "on_a_mesh_of_two_by_two", "sharded_by_fsdp2"
 def torchrun(num_processes: int, *arguments: object) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}",
                *map(str, arguments)]  # fmt: skip
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     return subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
 
 

@@ -150,7 +150,8 @@ class TempBalance(LRScheduler):
         self._blending = Blending()
         self._rows: list[LayerRow] = []
         self._calls = -1
-        self._is_retired = self._has_warned = self._has_warned_of_rates = False
+        self._is_retired = False
+        self._has_warned = self._has_warned_of_rates = self._has_warned_of_steps = False
         self._source = _source(self.options.execution)
         self.optimizer = optimizer
         request = self._request("TempBalance()", 0, partial(self._check_belonging, model))
@@ -474,14 +475,15 @@ class TempBalance(LRScheduler):
             )
         if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", False):
             warn("scheduler.step() was called before optimizer.step(): call it after")
-        self._check_repeated()
+        self._warn_if_repeated()
 
-    def _check_repeated(self) -> None:
-        """Refuse a second step after one step of the optimizer where accelerate, on several processes, takes it."""
+    def _warn_if_repeated(self) -> None:
+        """Warn of a second step after one step of the optimizer, which accelerate takes on several processes."""
         if "accelerate.scheduler" not in sys.modules or find_ranks(self.options.execution.share).size == 1:
             return
-        if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True):
-            raise RuntimeError(
+        if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True) and not self._has_warned_of_steps:
+            self._has_warned_of_steps = True
+            warn(
                 "step() was called twice after one optimizer.step(), as accelerate does on several processes: prepare "
                 "TempBalance with tempbalance.integrations.accelerate.prepare_scheduler, so that its interval counts "
                 "optimizer steps"
