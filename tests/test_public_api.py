@@ -26,6 +26,7 @@ NAMES = {
     "TempBalance",
     "TempBalanceError",
     "WeightError",
+    "allocate",
     "assign",
     "compute_score",
     "diagnose",

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tempbalance.allocation import allocate as allocate
     from tempbalance.diagnosis import diagnose as diagnose
     from tempbalance.errors import CheckpointError as CheckpointError
     from tempbalance.errors import ScoreError as ScoreError
@@ -45,6 +46,7 @@ _MODULES = {
     "TempBalance": "optim.scheduler",
     "TempBalanceError": "errors",
     "WeightError": "errors",
+    "allocate": "allocation",
     "assign": "ranking.assign",
     "compute_score": "spectral.score",
     "diagnose": "diagnosis",

@@ -12,7 +12,6 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tempbalance.errors import ScoreError, TempBalanceError
@@ -179,14 +178,9 @@ def _finite(value: float) -> float | None:
 
 def _edge(job: Job, total: float) -> float | None:
     """Where a random matrix like this part would end; the sum of the eigenvalues is that of the squared entries."""
-    (num_slices, rows, columns), numel = _sizes(job)
-    return _finite(random_edge(total / numel, rows=rows, columns=columns, num_slices=num_slices)) or None
-
-
-def _sizes(job: Job) -> tuple[tuple[int, int, int], int]:
-    slices = job.cut(torch.empty(job.layer.shape, device="meta"))[job.index].slices
-    num_slices, rows, columns = slices.shape
-    return (num_slices, rows, columns), slices.numel()
+    num_slices, rows, columns = job.shape
+    mean_square = total / math.prod(job.shape)
+    return _finite(random_edge(mean_square, rows=rows, columns=columns, num_slices=num_slices)) or None
 
 
 def _shuffle(job: Job, part: Part, measured: _Measured) -> None:

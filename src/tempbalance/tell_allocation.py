@@ -9,7 +9,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from tempbalance import __version__
-from tempbalance.allocate import TARGETS, Allocation, By, Target, allocate, check_target
+from tempbalance.allocation import TARGETS, Allocation, By, Target, allocate, check_target
 from tempbalance.lab.methods import unknown
 from tempbalance.layout import aligned, cell
 from tempbalance.render import as_json

@@ -66,7 +66,7 @@ def sharded_in_the_background(folder):
 
 def trainer(folder, *, stop):
     noted, setting = Rates(), setting_for(interval=2)
-    balance = {**OPTIONS, "interval": 2, "execution": Execution(background=True)}
+    balance = {**OPTIONS, "interval": 2, "execution": Execution(background=True, lag=2)}
     if stop:
         build(folder, setting, TrainerNoting(noted, stop_after=3), balance=balance).train()
     checkpoint = str(folder / "checkpoint-3") if stop else None

@@ -5,6 +5,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 import tempbalance
+from tempbalance import Comparison, Execution
 from tempbalance.integrations.timm import BalancedSchedule
 from tests.cases import raises
 from tests.integrations.contract import OPTIONS, Setting, make_net
@@ -122,7 +123,13 @@ def test_a_schedule_of_torch_and_one_that_goes_on_from_present_rates_are_refused
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"interval": 0}, ValueError), ({"speed": 2}, TypeError), ({"background": True}, TypeError)],
+    [
+        ({"interval": 0}, ValueError),
+        ({"speed": 2}, TypeError),
+        ({"execution": Execution(background=True)}, TypeError),
+        ({"comparison": Comparison(smooth=0.5)}, TypeError),
+        ({"balance": {"lr": (0.5, 1.5)}}, TypeError),
+    ],
 )
 def test_wrong_options_are_refused(options, error):
     with raises(error, *options):

@@ -116,15 +116,19 @@ def _check_dimensions(weight: Tensor, least: int, most: int) -> None:
         raise WeightError(f"must have {wanted} to be cut into matrices, got {weight.dim()}")
 
 
-def cut_by_shape(weight: Tensor) -> list[Part]:
-    """A 2-D weight is a matrix, anything of three or more dimensions a convolution kernel.
+def cut_by_shape(weight: Tensor, *, groups: int = 1) -> list[Part]:
+    """Cut a 2-D weight as a matrix, and a weight of more dimensions as a convolution kernel.
+
+    Args:
+        weight: The weight.
+        groups: Of a convolution.
 
     Raises:
-        WeightError: If the weight has fewer than two dimensions.
+        WeightError: If the weight has fewer than two dimensions, or ``groups`` does not divide the first.
     """
     if weight.dim() < 2:
         raise WeightError(f"a weight has two or more dimensions, got {weight.dim()}")
-    return cut_matrix(weight) if weight.dim() == 2 else cut_convolution(weight)
+    return cut_matrix(weight) if weight.dim() == 2 else cut_convolution(weight, groups=groups)
 
 
 def check_windows(windows: object) -> None:

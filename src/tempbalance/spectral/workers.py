@@ -37,7 +37,7 @@ from tempbalance.spectral.eigenvalues import (
     torch_eigenvalues,
     uses_lapack,
 )
-from tempbalance.spectral.matrices import Part, cut_by_shape, cut_convolution
+from tempbalance.spectral.matrices import Part, cut_by_shape
 
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
 _CHUNK_SIZE = 2**22  # entries in one job
@@ -62,8 +62,7 @@ def spectrum(weight: Tensor, *, groups: int = 1) -> Tensor:
     """
     check_weight(weight)
     weight = weight.detach()
-    parts = cut_convolution(weight, groups=groups) if weight.dim() > 2 else cut_by_shape(weight)
-    (result,) = spectra(parts, double=True)
+    (result,) = spectra(cut_by_shape(weight, groups=groups), double=True)
     if isinstance(result, WeightError):
         raise result
     return result.eigenvalues

@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 from typer.testing import CliRunner
 
 import tempbalance
-from tempbalance.allocate import allocate
+from tempbalance import allocate
 from tempbalance.cli import app
 from tempbalance.diagnosis import diagnose
 from tempbalance.ranking.table import LayerRow, LayerTable, PartRow
