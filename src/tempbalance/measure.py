@@ -135,7 +135,7 @@ class Measuring:
                 # the weight, a part's shuffled copy, the order (blocks of 2^25) or a float32 copy, two Gram matrices
                 num_bytes = weight.nbytes + part.slices.nbytes + 8 * min(part.slices.numel(), 2**25)
                 num_bytes += 8 * part.num_eigenvalues * min(part.slices.shape[1:])
-                yield Call(partial(_shuffle, job, part, self.measured[job]), weight.device.type, num_bytes)
+                yield Call(partial(_shuffle, job, part, self.measured[job]), num_bytes)
                 del part
             del weight
 

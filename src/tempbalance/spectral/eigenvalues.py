@@ -201,25 +201,27 @@ def gram_matrices(slices: Tensor, *, double: bool = False, lapack: Lapack | None
     else:  # in two steps, because 2**-exponent is infinite for a denormal weight
         half, unit = exponent // 2, 1.0
         slices = (slices * 2.0**-half).mul_(2.0 ** (half - exponent))
-    num_slices, rows, columns = slices.shape
-    side, length = min(rows, columns), max(rows, columns)
-    if lapack is None or side <= _SMALL_SIDE:
-        wide = slices if rows <= columns else slices.mT
+    if lapack is None or min(slices.shape[1:]) <= _SMALL_SIDE:
+        wide = slices if slices.shape[1] <= slices.shape[2] else slices.mT
         with torch.autocast(slices.device.type, enabled=False):
-            return (wide @ wide.mT).mul_(unit), 2 * exponent if largest > 0 else _NOTHING
-    gram = slices.new_empty(num_slices, side, side)
-    number = ctypes.c_float if slices.dtype == torch.float32 else ctypes.c_double
-    n, k, ld = ctypes.c_int(side), ctypes.c_int(length), ctypes.c_int(columns)
-    # Fortran sees the transpose of each matrix, and the half above the diagonal of what is the half below it here
-    transposed = b"T" if rows <= columns else b"N"
-    for matrix, result in zip(slices, gram, strict=True):
-        pointers = matrix.data_ptr(), result.data_ptr()
-        one, zero = ctypes.byref(number(unit)), ctypes.byref(number(0.0))
-        sides = ctypes.byref(n), ctypes.byref(k)
-        lapack.syrk[slices.dtype](
-            b"U", transposed, *sides, one, pointers[0], ctypes.byref(ld), zero, pointers[1], ctypes.byref(n)
-        )
+            gram = (wide @ wide.mT).mul_(unit)
+    else:
+        gram = _half_product(slices, unit, lapack)
     return gram, 2 * exponent if largest > 0 else _NOTHING
+
+
+def _half_product(slices: Tensor, unit: float, lapack: Lapack) -> Tensor:
+    """Return the smaller Gram matrix of each slice times the unit, up to the diagonal."""
+    num_slices, rows, columns = slices.shape
+    # Fortran sees the transpose of each matrix, and takes the half below the diagonal for that above it
+    transposed, side, length = (b"T", rows, columns) if rows <= columns else (b"N", columns, rows)
+    number = ctypes.c_float if slices.dtype == torch.float32 else ctypes.c_double
+    n, k, ld = (ctypes.byref(ctypes.c_int(each)) for each in (side, length, columns))
+    one, zero = ctypes.byref(number(unit)), ctypes.byref(number(0.0))
+    gram = slices.new_empty(num_slices, side, side)
+    for matrix, result in zip(slices, gram, strict=True):
+        lapack.syrk[slices.dtype](b"U", transposed, n, k, one, matrix.data_ptr(), ld, zero, result.data_ptr(), n)
+    return gram
 
 
 def lapack_eigenvalues(gram: Tensor, lapack: Lapack) -> Tensor:
@@ -229,17 +231,16 @@ def lapack_eigenvalues(gram: Tensor, lapack: Lapack) -> Tensor:
         WeightError: If LAPACK finds none.
     """
     num_slices, side, _ = gram.shape
-    n, size, info = ctypes.c_int(side), ctypes.c_int(_BLOCK * side), ctypes.c_int()
-    reduced = gram.new_empty(3, num_slices, side)  # diagonal, the line beside it, factors of the reflections
-    work = gram.new_empty(size.value)
-    by = ctypes.byref
-    reduce = lapack.sytrd[gram.dtype]
+    info = ctypes.c_int()
+    n, size, failed = ctypes.byref(ctypes.c_int(side)), ctypes.byref(ctypes.c_int(_BLOCK * side)), ctypes.byref(info)
+    reduced = gram.new_empty(3, num_slices, side)  # the diagonal, the line beside it, factors of the reflections
+    work = gram.new_empty(_BLOCK * side)
     for i in range(num_slices):
-        lines = (reduced[line, i].data_ptr() for line in range(3))
-        reduce(b"U", by(n), gram[i].data_ptr(), by(n), *lines, work.data_ptr(), by(size), by(info))
+        lines = (line[i].data_ptr() for line in reduced)
+        lapack.sytrd[gram.dtype](b"U", n, gram[i].data_ptr(), n, *lines, work.data_ptr(), size, failed)
     diagonal, beside = reduced[:2].double()
     for i in range(num_slices):
-        lapack.sterf(by(n), diagonal[i].data_ptr(), beside[i].data_ptr(), by(info))
+        lapack.sterf(n, diagonal[i].data_ptr(), beside[i].data_ptr(), failed)
         if info.value:
             raise WeightError(f"has no eigenvalues that LAPACK can find: {info.value} did not converge")
     values: Tensor = diagonal.flatten()

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from tempbalance.errors import ScoreError
-from tempbalance.spectral.eigenvalues import gram_matrices
+from tempbalance.spectral.eigenvalues import gram_matrices, load_lapack
 from tempbalance.spectral.matrices import Part
 from tempbalance.spectral.tail import Array, TailFit, TailFunction, TailName, fit_tail
 
@@ -278,7 +278,7 @@ def count_beyond_shuffled(part: Part, *, edge: float, seed: int) -> int:
     Raises:
         WeightError: If an entry is NaN or infinite.
     """
-    gram, exponent = gram_matrices(_shuffled(part.slices, seed))
+    gram, exponent = gram_matrices(_shuffled(part.slices.cpu(), seed), lapack=load_lapack())
     bound = math.ldexp(edge / part.factor, -exponent)
     # bound x 1 - gram has a Cholesky factor if and only if no eigenvalue is beyond: a quarter of a solve's time
     gram.neg_().diagonal(dim1=1, dim2=2).add_(bound)
@@ -293,5 +293,5 @@ def _shuffled(slices: torch.Tensor, seed: int) -> torch.Tensor:
     shuffled = torch.empty_like(entries)
     for start in range(num_blocks):
         block = entries[start::num_blocks]
-        shuffled[start::num_blocks] = block[torch.randperm(len(block), generator=generator).to(block.device)]
+        shuffled[start::num_blocks] = block[torch.randperm(len(block), generator=generator)]
     return shuffled.reshape(slices.shape)

@@ -112,8 +112,9 @@ def spectra(
                     batches.add(of_part, chunk)
                 else:
                     in_double = double or beside or lapack is None
-                    num_bytes = num_solve_bytes(chunk, double=in_double)
-                    yield Call(partial(of_part.solve, chunk, in_double, lapack), "cpu", num_bytes)
+                    run = partial(of_part.solve, chunk, in_double, lapack)
+                    yield Call(run, num_solve_bytes(chunk, double=in_double))
+                    del run
                 del chunk
             del part, chunks, slices
         batches.solve_all()
@@ -211,12 +212,10 @@ class Call:
 
     Attributes:
         run: Does it.
-        device: Type of the device that it runs on; others than the CPU order their own work, in the calling thread.
         num_bytes: Memory that it holds until it is done.
     """
 
     run: Callable[[], None]
-    device: str
     num_bytes: int
 
 
@@ -237,11 +236,8 @@ def side_by_side(calls: Iterable[Call], *, memory: float = math.inf) -> None:
         for call in calls:
             while under_way and held + call.num_bytes > memory:
                 held -= _finish_oldest(under_way)
-            if call.device == "cpu":
-                under_way.append((pool.submit(call.run), call.num_bytes))
-                held += call.num_bytes
-            else:
-                call.run()
+            under_way.append((pool.submit(call.run), call.num_bytes))
+            held += call.num_bytes
             del call
             while held > memory:  # before the next one is even made
                 held -= _finish_oldest(under_way)
