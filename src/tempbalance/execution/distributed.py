@@ -1,8 +1,7 @@
-"""One scoring by all processes together: the spectra are shared out by cost, and only fits and scores travel.
+"""Score layers on all processes together: each solves a share of the spectra, and only fits and scores are exchanged.
 
-Every process knows all layers by name and shape. Where each holds all weights, it solves its share of them. Where
-weights are sharded, they are gathered one after the other, and a process keeps those of its share until they are
-solved.
+Every process knows all layers by name and shape. Where each process holds all weights, it solves its share of them.
+Sharded weights are gathered one after the other, and a process keeps those of its share until they are solved.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _KNOWN: tuple[type[Exception], ...] = (
 
 
 class Team:
-    """A process group as an option that can be copied: a copy is in the same group."""
+    """A process group as an option that can be copied; a copy stays in the same group."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -61,14 +60,14 @@ class Ranks:
     group: Any = None
 
     def exchange(self, call: str, work: Callable[[], T]) -> list[T]:
-        """What each process' work gives, in the order of their ranks.
+        """The result of each process, in the order of ranks.
 
         Args:
-            call: What the processes are doing, which has to be the same on all.
-            work: Gives plain values; an error in it is raised on every process.
+            call: Name of the call, which must be the same on all processes.
+            work: Returns plain values; an error in it is raised on every process.
 
         Raises:
-            RuntimeError: If the processes do different things, or one has an error of a type unknown here.
+            RuntimeError: If the processes make different calls, or one has an error of a type unknown here.
             Exception: The error of the first process that has one.
         """
         if self.size == 1:
@@ -88,7 +87,7 @@ class Ranks:
 
 
 def find_ranks(share: Any) -> Ranks:
-    """The processes that there are now; alone if nothing is to be shared or torch.distributed is not in use."""
+    """The processes that share the work now; one if nothing is shared or torch.distributed is not in use."""
     distributed = torch.distributed
     if share is False or not distributed.is_available() or not distributed.is_initialized():
         return Ranks()
@@ -118,7 +117,7 @@ def check_share(share: Any) -> bool | Team:
 
 
 def share_out(costs: Sequence[int], num_ranks: int) -> list[int]:
-    """Who does which job: the longest first, each to the rank that has least to do so far.
+    """Assign jobs to ranks: the longest first, each to the rank with the least work so far.
 
     Example:
         >>> share_out([1, 5, 3, 3], 2)
@@ -133,7 +132,7 @@ def share_out(costs: Sequence[int], num_ranks: int) -> list[int]:
 
 
 def check_equal(values: Sequence[str], rule: str) -> None:
-    """Refuse values that are not those of rank 0.
+    """Refuse values that differ from those of rank 0.
 
     Raises:
         RuntimeError: If one is different.
@@ -149,7 +148,7 @@ def describe(error: Exception) -> Told:
 
 
 def rebuild(told: Told) -> Exception:
-    """The error again; one of a type that is not known here is a RuntimeError with its name."""
+    """The error again; an error of a type that is not known here becomes a RuntimeError with its name."""
     name, sentence = told
     kind = {each.__name__: each for each in _KNOWN}.get(name)
     return kind(sentence) if kind is not None else RuntimeError(f"{name}: {sentence}")
@@ -165,23 +164,25 @@ _Result = tuple[str, int, str, float | None, tuple[float, float, float, int] | N
 
 
 class SharedScoring:
-    """A scoring that is planned and agreed upon; `rows` works it out.
+    """A scoring that all processes have planned and agreed on; `rows` solves it.
 
     Args:
-        find: Gives the model's layers.
-        scoring: How they are scored.
-        ranks: Who takes part.
-        call: What calls for it, which has to be the same on all.
-        options: What else has to be the same on all.
-        choose: Which layers are solved, given those that can be and their costs; rank 0 is asked. Without it, all are.
+        find: Returns the model's layers.
+        scoring: How layers are scored.
+        ranks: The processes that take part.
+        call: Name of the call, which must be the same on all processes.
+        options: Options that must be the same on all processes.
+        choose: Returns the layers to solve, given those that can be solved and their costs; rank 0 chooses. By default
+            all are solved.
+        device: Where to solve, as in `Execution`.
 
     Attributes:
-        costs: Of the layers that can be solved, by their names.
+        costs: Cost of each layer that can be solved, by name.
 
     Raises:
-        RuntimeError: If the processes do not hold the same model or options, or make different calls.
-        WeightError: If a weight is not the same on all, or has no spectrum.
-        ValueError: If a pattern of ``fused`` matches no layer.
+        RuntimeError: If the processes hold different models or options, or make different calls.
+        WeightError: If a weight differs between processes, or has no spectrum.
+        ValueError: If a pattern of ``fused`` or a root matches no layer.
     """
 
     def __init__(
@@ -193,8 +194,9 @@ class SharedScoring:
         call: str,
         options: Mapping[str, Any],
         choose: Choose | None = None,
+        device: str | None = None,
     ) -> None:
-        self.scoring, self.ranks, self.call = scoring, ranks, call
+        self.scoring, self.ranks, self.call, self.device = scoring, ranks, call, device
         told = ranks.exchange(f"{call}, plan", partial(self._plan, find, options, choose))
         if len({digest for digest, *_ in told}) > 1:
             for lines in zip_longest(*ranks.exchange(f"{call}, lines", lambda: self.lines), fillvalue="nothing more"):
@@ -219,7 +221,7 @@ class SharedScoring:
             TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
         """
         if self.ranks.size == 1 and solve_mine is None:
-            solve(self._my_jobs(self.layers), self.scoring, load=_load_whole)
+            solve(self._my_jobs(self.layers), self.scoring, load=_load_whole, device=self.device)
         else:
             self._share_results(solve_mine or self._solve)
         kept = {row.name: row for row in earlier if row.name in self.costs and row.name not in self.jobs}
@@ -238,7 +240,7 @@ class SharedScoring:
         return self.ranks.size > 1 and any(layer.sharded for layer in self.layers)
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """The weights as they are now, on the CPU, by layer; of sharded ones those that this process solves.
+        """Copy the weights to the CPU, by layer; of sharded weights those that this process solves.
 
         Raises:
             WeightError: If a weight has no spectrum; it names the layer.
@@ -254,7 +256,7 @@ class SharedScoring:
         return copies
 
     def solve_copies(self, load: Callable[[Layer], Tensor], *, mine: bool, double: bool) -> None:
-        """Solve this process' share, beside whatever else the process is doing, or that of the others.
+        """Solve this process' share in the calling thread, or the share of the others.
 
         Args:
             load: Gives the copy of a layer's weight.
@@ -268,7 +270,7 @@ class SharedScoring:
     def _plan(
         self, find: Callable[[], list[Layer]], options: Mapping[str, Any], choose: Choose | None
     ) -> tuple[str, list[_Sums], list[str]]:
-        """Find out what there is to do; gives what the processes have to agree about, and what is chosen."""
+        """Plan the scoring; return a digest and sums that must agree on all processes, and the chosen layers."""
         self.plan = plan = plan_layers(find(), self.scoring)
         costs = {name: sum(job.cost for job in each if not job.reason) for name, each in plan.jobs.items()}
         self.costs = {name: cost for name, cost in costs.items() if cost}
@@ -287,7 +289,7 @@ class SharedScoring:
         return digest, [], choose(self.layers, self.costs) if self.ranks.rank == 0 else []
 
     def _take(self, names: Iterable[str]) -> None:
-        """Settle which layers are solved, and who solves them."""
+        """Set which layers are solved, and which rank solves each."""
         costs = {name: self.costs[name] for name in names}
         jobs = {name: [job for job in self.plan.jobs[name] if not job.reason] for name in costs}
         self.jobs = {name: jobs[name] for name in sorted(costs, key=lambda name: -costs[name])}
@@ -300,7 +302,7 @@ class SharedScoring:
 
     @property
     def layers(self) -> list[Layer]:
-        """Those that are solved, the most expensive first."""
+        """The layers that are solved, the most expensive first."""
         return [jobs[0].layer for jobs in self.jobs.values()]
 
     def _is_mine(self, layer: Layer) -> bool:
@@ -314,7 +316,7 @@ class SharedScoring:
         return [_result(job) for job in self._my_jobs(self.layers)]
 
     def _solve(self) -> None:
-        """Solve this process' share; it takes part in gathering to the end, whatever fails."""
+        """Solve this process' share; after an error it still takes part in gathering."""
         failed: Exception | None = None
         for layers in self._rounds():
             failed = self._solve_round(layers, failed)
@@ -326,13 +328,13 @@ class SharedScoring:
         if failed is not None:
             return failed
         try:
-            solve(self._my_jobs(layers), self.scoring, load=partial(_load, held))
+            solve(self._my_jobs(layers), self.scoring, load=partial(_load, held), device=self.device)
         except Exception as err:
             return err
         return None
 
     def _rounds(self) -> Iterator[list[Layer]]:
-        """Layers that are solved at a time: so many that no process holds more gathered ones than the largest takes."""
+        """Layers that are solved together: no process holds more gathered bytes than the largest layer has."""
         layers = self.layers
         most = max(map(_num_gathered, layers), default=0)
         held = [0] * self.ranks.size
@@ -347,7 +349,7 @@ class SharedScoring:
         yield together
 
     def _gather(self, layers: list[Layer]) -> dict[str, Tensor]:
-        """Take part in gathering the sharded ones among layers, and keep what this process solves."""
+        """Take part in gathering sharded layers, and keep those that this process solves."""
         held = {}
         for layer in layers:
             if layer.sharded:
@@ -367,7 +369,7 @@ def _load(held: Mapping[str, Tensor], layer: Layer) -> Tensor:
 
 
 def _num_gathered(layer: Layer) -> int:
-    """Bytes of its parameters that have to be gathered."""
+    """Bytes of a layer's parameters that must be gathered."""
     return sum(each.shape.numel() * each.parameter.dtype.itemsize for each in layer.sharded)
 
 
@@ -378,7 +380,7 @@ def _result(job: Job) -> _Result:
 
 
 def _sums(weight: Tensor) -> _Sums:
-    """By which two weights of one shape can be told apart; nothing of one that is going to be refused."""
+    """Two sums that differ for different weights; zeros for a weight that is refused later."""
     if weight.is_meta or weight.layout != torch.strided or not weight.is_floating_point():
         return 0.0, 0.0
     weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
@@ -386,7 +388,7 @@ def _sums(weight: Tensor) -> _Sums:
 
 
 def _check_replicas(sums: Sequence[_Sums]) -> None:
-    """Refuse weights that are different on different processes, or bad on some of them."""
+    """Refuse weights that differ between processes, or are not finite on some of them."""
     is_bad = [not math.isfinite(norm) for _, norm in sums]
     if any(is_bad) and not all(is_bad):  # on all, it is for the one that solves it to tell
         ranks = [rank for rank, bad in enumerate(is_bad) if bad]

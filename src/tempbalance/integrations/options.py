@@ -48,10 +48,10 @@ def check_timeless(options: dict[str, Any]) -> dict[str, Any]:
     given = {
         "balance": "balance" in options,
         "stop": "stop" in options,
-        "Comparison.smooth": comparison.smooth != 0,
-        "Comparison.blend": comparison.blend != 1,
-        "Execution.background": execution.background,
-        "Execution.budget": execution.budget is not None,
+        "comparison.smooth": comparison.smooth != 0,
+        "comparison.blend": comparison.blend != 1,
+        "execution.background": execution.background,
+        "execution.budget": execution.budget is not None,
     }
     if refused := [name for name, is_given in given.items() if is_given]:
         raise TypeError(f"option {refused[0]!r} does not work here: this trainer keeps its own learning rates")

@@ -378,8 +378,16 @@ class TempBalance(LRScheduler):
                 options["groups"] = [unit_of(layer.name, group_by) for layer in layers]
             return layers
 
-        ranks = find_ranks(self.options.execution.share)
-        return SharedScoring(find, self.options.scoring, ranks, call=name, options=options, choose=choose)
+        execution = self.options.execution
+        return SharedScoring(
+            find,
+            self.options.scoring,
+            find_ranks(execution.share),
+            call=name,
+            options=options,
+            choose=choose,
+            device=execution.device,
+        )
 
     def _take_effect(self, outcome: Outcome, call: int) -> None:
         """Assign scales to new rows, and let the answer count."""
