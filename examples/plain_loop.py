@@ -39,7 +39,7 @@ def train(balanced: bool) -> float:
     optimizer = torch.optim.SGD(tempbalance.param_groups(model), lr=0.05, momentum=0.9, weight_decay=5e-4)
     scheduler = schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS)
     if balanced:
-        scheduler = tempbalance.TempBalance(optimizer, model, schedule)
+        scheduler = tempbalance.TempBalance(optimizer, model, schedule, min_eigenvalues=32)
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(images), generator=generator).split(BATCH):
             optimizer.zero_grad()

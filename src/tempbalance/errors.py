@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
 
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parent) + os.sep
 
 
 class TempBalanceError(Exception):

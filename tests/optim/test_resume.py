@@ -42,7 +42,10 @@ from tests.schedules import (
 
 # torch's own warns of a sequence on a copied optimizer, whose step is not wrapped any more
 pytestmark = pytest.mark.filterwarnings(
-    "error", "ignore:Seems like `optimizer.step", "ignore:TempBalance. the state's options"
+    "error",
+    "ignore:Seems like `optimizer.step",
+    "ignore:TempBalance. the state's options",
+    "ignore:TempBalance. one layer is scored",
 )
 
 NUM_STEPS = 32

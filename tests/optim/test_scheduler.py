@@ -1,5 +1,6 @@
 """TempBalance: rates, when they change, what it refuses."""
 
+import copy
 import gc
 import math
 import os
@@ -8,6 +9,7 @@ import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -43,7 +45,9 @@ from tests.schedules import (
     two_rates,
 )
 
-pytestmark = pytest.mark.filterwarnings("error", "ignore:TempBalance. the shapes of the layers")
+pytestmark = pytest.mark.filterwarnings(
+    "error", "ignore:TempBalance. the shapes of the layers", "ignore:TempBalance. one layer is scored"
+)
 
 SCORED = ["3", "6", "9"]
 # one of each shape that TempBalance has to look into: plain, driving momentum, watching a metric, nested
@@ -1195,3 +1199,116 @@ def test_the_locals_of_the_training_function_are_not_kept_alive():
         assert train(scheduler, optimizer)() is None
     finally:
         gc.enable()
+
+
+# base values and odd numbers
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda each: ExponentialLR(each, np.exp(-0.01)),
+        lambda each: CosineAnnealingLR(each, 50, eta_min=np.float64(1e-3)),
+        lambda each: lr_scheduler.MultiplicativeLR(each, lambda _: np.float64(0.9)),
+        lambda each: lr_scheduler.LambdaLR(each, lambda _: 1),
+    ],
+)
+@pytest.mark.parametrize("rate", [0.1, 1])
+def test_scales_never_compound_where_a_schedule_writes_numbers_of_numpy_or_whole_ones(build, rate):
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=rate)
+    twin = bare_twin(optimizer)
+    for group in twin.param_groups:
+        group["lr"] = rate
+    scheduler, bare = TempBalance(optimizer, model, build(optimizer), min_eigenvalues=8), build(twin)
+    for _ in range(5):
+        for each in (optimizer, twin, scheduler, bare):
+            each.step()
+        assert_follows(scheduler, twin, 1e-12)
+        assert {type(group["lr"]) for group in optimizer.param_groups} == {float}
+
+
+def test_a_rate_that_becomes_a_tensor_does_not_compound():
+    _, optimizer, scheduler = balanced(SCHEDULES["exponential"])
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(0.05)
+    with warns(UserWarning, "`schedule`"):
+        scheduler.step()
+    for epoch in range(1, 4):
+        expected = [0.05 * 0.96**epoch * scale_of(scheduler, group) for group in optimizer.param_groups]
+        assert rates_of(optimizer) == pytest.approx(expected, rel=1e-5)
+        scheduler.step()
+
+
+def test_values_that_were_made_of_scaled_ones_are_refused_and_nothing_changes():
+    _, optimizer, scheduler = balanced()
+    beside = CosineAnnealingLR(optimizer, 10, eta_min=1e-3)
+    optimizer.step()
+    for _ in range(3):
+        beside.step()
+    before = rates_of(optimizer)
+    for act in (scheduler.step, scheduler.rescore):
+        with raises(RuntimeError, "'lr'", "`schedule`"):
+            act()
+    assert rates_of(optimizer) == before
+    assert scheduler.last_epoch == 0
+
+
+def test_a_rate_set_to_what_was_written_is_a_new_base_rate_all_the_same():
+    _, optimizer, scheduler = balanced()
+    lowest = min(rates_of(optimizer))
+    set_values(optimizer, "lr", lambda _: lowest + 0.0)
+    optimizer.step()
+    scheduler.step()
+    expected = [lowest * scale_of(scheduler, group) for group in optimizer.param_groups]
+    assert rates_of(optimizer) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_state_of_an_optimizer_brings_its_base_rates_along():
+    _, optimizer, scheduler = balanced()
+    optimizer.step()
+    set_values(optimizer, "lr", lambda rate: rate / 10)
+    scheduler.step()
+    _, other, later = balanced()
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    other.step()
+    later.step()
+    expected = [0.01 * scale_of(later, group) for group in other.param_groups]
+    assert rates_of(other) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rates_that_are_set_before_every_step_are_told_once():
+    _, optimizer, scheduler = balanced()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            set_values(optimizer, "lr", lambda _, step=step: 0.1 / (step + 2))
+            optimizer.step()
+            scheduler.step()
+    assert len(caught) == 1
+    assert_carries(str(caught[0].message), "`schedule`", "LambdaLR", *SCORED)
+
+
+def test_an_error_of_the_assignment_leaves_everything_as_it_was():
+    model, optimizer, scheduler = balanced(
+        SCHEDULES["exponential"], assignment="log2", score="stable_rank", score_first=True
+    )
+    before = snapshot(scheduler)
+    with torch.no_grad():
+        model[6].weight.zero_()
+        model[6].weight[0, 0] = 1.0  # a stable rank of 1, which has no logarithm above 0
+    optimizer.step()
+    with raises(TempBalanceError, "'6'", "log2"):
+        scheduler.step()
+    assert snapshot(scheduler) == before
+
+
+def test_no_scales_change_from_stop_on_in_the_background_either():
+    model, optimizer, scheduler = balanced(interval=2, stop=3, background=True, lag=2)
+    seen = []
+    for epoch in range(6):
+        shake(model, epoch)
+        optimizer.step()
+        scheduler.step()
+        seen.append(scheduler.last_scales)
+    assert seen[2] == seen[3] == seen[5]

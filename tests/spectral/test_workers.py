@@ -1,5 +1,7 @@
 import math
 import os
+import subprocess
+import sys
 import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -313,6 +315,14 @@ def test_without_scipys_functions_torch_solves_in_float64(monkeypatch):
     (result,) = spectra(cut_matrix(gauss(140, 150).float()))
     assert result.precise
     assert_spectrum_equals_svd(gauss(140, 150).float())
+
+
+@pytest.mark.slow
+def test_scipy_is_not_imported_before_the_first_solve():
+    code = (
+        "import sys, tempbalance.cli, tempbalance.spectral.workers; print({'scipy', 'threadpoolctl'} & {*sys.modules})"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("missing", [{}, {"ssyrk": None}])

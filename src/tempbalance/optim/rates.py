@@ -39,6 +39,7 @@ class BaseValues:
         self._values: dict[str, list[Rate]] = {target: [] for target in dict.fromkeys(("lr", *targets))}
         self._written: dict[str, list[Rate]] = {}
         self._versions: dict[str, list[int]] = {}  # of the Tensors among them
+        self._groups: list[Group] = []  # which were written
         self._scales: dict[str, tuple[Mapping[str, float], list[float]]] = {}  # by layer, and by group
         self._add_groups()
 
@@ -53,31 +54,38 @@ class BaseValues:
             target: [_like(group[target], base) for group, base in zip(groups, bases, strict=True)]
             for target, bases in values.items()
         }
-        self._written, self._scales = {}, {}
+        self._groups, self._scales = [], {}
 
     def scaled(self, scales: Mapping[str, float], target: str = "lr") -> list[Rate]:
         """Each group's base value times the scale of its layer."""
         groups = zip(self._values[target], self.optimizer.param_groups, strict=True)
         return [base * scales.get(group.get(LABEL, ""), 1.0) for base, group in groups]
 
-    def refresh(self) -> dict[str, list[int]]:
+    def refresh(self) -> dict[str, tuple[list[int], bool]]:
         """Read the base values of new groups, and of those whose values something else has set.
 
         Where all of them were multiplied by one factor, as in a decay by hand, the base values are. Otherwise a value
-        that was set is the new base value.
+        that was set is the new base value. Loading the optimizer's state brings its own base values.
 
         Returns:
-            The numbers of the groups that something else has set, by target; targets without any are missing.
+            The numbers of the groups that something else has set, and whether it multiplied them by one factor, by
+            target; targets without any are missing.
+
+        Raises:
+            RuntimeError: If values were set that are no new base values, because they were made of scaled ones.
         """
         self._add_groups()
-        found = {}
-        for target, bases in self._values.items():
+        found, new = {}, {}
+        for target in self._values:
             changed = self._changed(target)
             if changed:
                 groups = [self.optimizer.param_groups[index] for index in changed]
-                for index, base in zip(changed, _new_bases(groups, target), strict=True):
-                    bases[index] = base
-                found[target] = changed
+                bases, is_decay = _new_bases(groups, target)
+                new[target] = dict(zip(changed, bases, strict=True))
+                found[target] = changed, is_decay
+        for target, by_index in new.items():
+            for index, base in by_index.items():
+                self._values[target][index] = base
         return found
 
     def unscale(self) -> None:
@@ -90,9 +98,8 @@ class BaseValues:
         """Take the present values as base values."""
         for target, bases in self._values.items():
             present = [group[target] for group in self.optimizer.param_groups]
-            if self._versions[target]:  # there are Tensors
-                pairs = zip(present, bases, strict=True)
-                present = [base.copy_(value) if isinstance(base, Tensor) else value for value, base in pairs]
+            if set(map(type, present)) != {float}:  # Tensors, or numbers of numpy that a schedule has written
+                present = [_own(value, base) for value, base in zip(present, bases, strict=True)]
             self._values[target] = present
 
     def write(self, scales: Scales) -> list[Rate]:
@@ -102,11 +109,13 @@ class BaseValues:
             The learning rates that were written; Tensors copied.
         """
         self._add_groups()
+        groups = self.optimizer.param_groups
+        self._groups = list(groups)
         for target, bases in self._values.items():
-            key, groups = _NOTE + target, self.optimizer.param_groups
+            key = _NOTE + target
             written: list[Rate] = []
             for group, base, scale in zip(groups, bases, self._by_group(target, scales), strict=True):
-                value = base * scale if type(base) is float else torch.mul(base, scale, out=group[target])
+                value = _multiply(base, scale, group[target]) if isinstance(base, Tensor) else base * scale
                 group[target] = value
                 group[key] = (base, scale)
                 written.append(value)
@@ -142,22 +151,52 @@ class BaseValues:
             shared.add(id(group[target]))
 
     def _changed(self, target: str) -> list[int]:
-        """The groups whose value is not the one written last; Tensors are told by identity and version."""
-        groups, written = self.optimizer.param_groups, self._written.get(target, [])
-        values = [group[target] for group in groups]
-        is_same = len(values) == len(written) and all(map(operator.is_, values, written))
+        """The groups that something else has written to, recognised by identity and the version of Tensors."""
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._groups) or not all(map(operator.is_, groups, self._groups)):
+            return self._replaced(target)
+        written = self._written[target]
+        is_same = all(map(operator.is_, (group[target] for group in groups), written))
         if is_same and _versions(written) == self._versions[target]:
             return []
-        self._separate(target)  # the optimizer's state may have been loaded, whose groups share a Tensor
+        versions = iter(self._versions[target])
+        return [
+            index
+            for index, (group, value) in enumerate(zip(groups, written, strict=True))
+            if (isinstance(value, Tensor) and next(versions) != value._version) or group[target] is not value
+        ]
+
+    def _replaced(self, target: str) -> list[int]:
+        """Take the base values of groups that came with the optimizer's state; return those changed since the note."""
+        self._separate(target)
+        groups = self.optimizer.param_groups
+        if self._groups:
+            held = {id(group) for group in self._groups}
+            for index, group in enumerate(groups):
+                if id(group) not in held:
+                    note = group.get(_NOTE + target)
+                    self._values[target][index] = _like(group[target], group[target] if note is None else note[0])
         return [index for index, group in enumerate(groups) if was_changed(group, target)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_written": {}, "_scales": {}}  # identity and versions are not copied
+        return {**self.__dict__, "_groups": [], "_scales": {}}  # identity and versions are not copied
 
 
 def _versions(values: Sequence[Rate]) -> list[int]:
     """How often each Tensor was changed in place; numbers are passed over."""
     return [each._version for each in values if type(each) is not float]  # type: ignore[union-attr]
+
+
+def _own(value: Any, base: Rate) -> Rate:
+    """A value as a base value that nothing else holds: a float, or a Tensor of its own."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    return base.copy_(value) if isinstance(base, Tensor) and base is not value else value.clone()
+
+
+def _multiply(base: Tensor, scale: float, held: Any) -> Tensor:
+    """A Tensor's base value times its scale, in the Tensor that the group holds."""
+    return torch.mul(base, scale, out=held) if isinstance(held, Tensor) and held is not base else base * scale
 
 
 def _like(value: Rate, base: Rate) -> Rate:
@@ -213,15 +252,32 @@ def put_back(optimizer: Optimizer) -> None:
                 group[target] = float(base)
 
 
-def _new_bases(groups: Sequence[Group], target: str) -> list[Rate]:
-    """The base values of groups whose values something else has set."""
+def _new_bases(groups: Sequence[Group], target: str) -> tuple[list[Rate], bool]:
+    """The base values of groups whose values something else has set, and whether one factor was multiplied to all.
+
+    Raises:
+        RuntimeError: If groups of one base value got different values, and not by one factor: they were made of scaled
+            values, and as base values their scales would compound.
+    """
     notes = [group[_NOTE + target] for group in groups]
-    values = [group[target] for group in groups]
-    written = [float(base * scale) for base, scale in notes]
-    factors = [float(value) / before if before else math.nan for value, before in zip(values, written, strict=True)]
-    is_decay = len({scale for _, scale in notes}) > 1 and all(
-        math.isclose(factor, factors[0], rel_tol=_SAME) for factor in factors
-    )
-    if is_decay:
-        return [base * factor for (base, _), factor in zip(notes, factors, strict=True)]
-    return [value.clone() if isinstance(value, Tensor) else float(value) for value in values]
+    bases, scales = [float(base) for base, _ in notes], [scale for _, scale in notes]
+    values = [float(group[target]) for group in groups]
+    if len(set(scales)) > 1:
+        written = [base * scale for base, scale in zip(bases, scales, strict=True)]
+        factors = [value / before if before else math.nan for value, before in zip(values, written, strict=True)]
+        if all(math.isclose(factor, factors[0], rel_tol=_SAME) for factor in factors):
+            return [_like(group[target], base * factors[0]) for group, base in zip(groups, bases, strict=True)], True
+        _check_unscaled(values, bases, target)
+    return [_like(group[target], value) for group, value in zip(groups, values, strict=True)], False
+
+
+def _check_unscaled(values: Sequence[float], bases: Sequence[float], target: str) -> None:
+    """Refuse values that differ between groups of one base value."""
+    found: dict[float, float] = {}
+    for value, base in zip(values, bases, strict=True):
+        if not math.isclose(found.setdefault(base, value), value, rel_tol=_SAME):
+            raise RuntimeError(
+                f"something else set {target!r} of param groups to {found[base]:.6g} and {value:.6g}, which had one "
+                f"base value, {base:.6g}: it worked on scaled values, and scales must not compound. Give what sets them "
+                "to TempBalance as `schedule`, or set one value for all groups of a base value"
+            )

@@ -72,9 +72,10 @@ class TempBalance(LRScheduler):
         stop: Calls of `step` after which no layer is scored and scales stay as they are; None never stops.
 
     Which layers are scored:
-        score_first: Score the first layer too; an input embedding counts as the first. The authors' code skips it.
+        score_first: Score the first layer too, which the authors' code skips. After an input embedding no layer counts
+            as the first.
         score_last: Score the last layer too. The authors' code skips it.
-        score_embeddings: Rank each ``nn.Embedding`` like a layer.
+        score_embeddings: Rank each ``nn.Embedding`` like a layer, also if it is the first or the last.
         min_eigenvalues: Skip layers whose matrices have a shorter side: their alpha is too uncertain.
         exclude: Name patterns, as in a shell, of layers to skip.
         fused: Name patterns of weights that hold several projections side by side, with their number or their sizes:
@@ -86,7 +87,8 @@ class TempBalance(LRScheduler):
         execution: When and where scoring runs, an `Execution`.
 
     A value that something else sets between two steps is the new base value. Where all groups are multiplied by one
-    factor, as in a decay by hand, the base values are multiplied by it.
+    factor, as in a decay by hand, the base values are multiplied by it. Schedules that compute from the initial rate,
+    such as LambdaLR, overwrite both, as in torch.
 
     Raises:
         ValueError, TypeError: If an option is out of range, or optimizer, model and schedule do not belong together.
@@ -149,7 +151,7 @@ class TempBalance(LRScheduler):
         self._scales: Scales = {}  # by target; those of the learning rate are last_scales
         self._blending = Blending()
         self._rows: list[LayerRow] = []
-        self._calls = -1
+        self._calls, self._num_set = -1, 0
         self._is_retired = False
         self._has_warned = self._has_warned_of_rates = self._has_warned_of_steps = False
         self._source = _source(self.options.execution)
@@ -160,6 +162,7 @@ class TempBalance(LRScheduler):
             if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
                 warn(f"exclude pattern {pattern!r} matches no layer")
         try:
+            rows = self._scaled(outcome)
             self._is_doubtful = _take_over(optimizer, self)
         except BaseException:
             outcome.cancel()
@@ -167,8 +170,8 @@ class TempBalance(LRScheduler):
         self._labels = labels_of(optimizer)
         self._bases = BaseValues(optimizer, list(self.options.scaling.targets))
         self._schedule_mark = mark_of(schedule)
-        self._take_effect(outcome, 0)
-        if outcome.rows is not None:
+        self._take_effect(outcome, rows, 0)
+        if rows is not None:
             self._warn_of_hints()
         super().__init__(optimizer)
 
@@ -212,13 +215,14 @@ class TempBalance(LRScheduler):
         request = self._request(f"step() {call}", call, partial(self._check_step, args, kwargs))
         outcome = self._source.rows_at(request, is_due=self.options.is_due(call))
         try:
+            rows = self._scaled(outcome)
             self._refresh_bases()
             if self.schedule is not None:
                 self._step_schedule(self.schedule, args, kwargs)
         except BaseException:
             outcome.cancel()
             raise
-        self._take_effect(outcome, call)
+        self._take_effect(outcome, rows, call)
         self._calls = call
         self._step_count += 1
         self._write_rates()
@@ -236,8 +240,9 @@ class TempBalance(LRScheduler):
         """
         request = self._request(f"rescore() after {self._calls} steps", self._calls, self._check_active)
         outcome = self._source.rows_now(request)
+        rows = self._scaled(outcome)
         self._refresh_bases()
-        self._take_effect(outcome, self._calls)
+        self._take_effect(outcome, rows, self._calls)
         self._write_rates()
 
     def wait(self) -> None:
@@ -389,22 +394,25 @@ class TempBalance(LRScheduler):
             device=execution.device,
         )
 
-    def _take_effect(self, outcome: Outcome, call: int) -> None:
-        """Assign scales to new rows, and let the answer count."""
-        if outcome.rows is not None:
-            scaling = self.options.scaling
-            rows = scaling.compared(outcome.rows, self._rows)
-            self._blending = Blending(call, self._scales, scales_of(rows, scaling.targets))
+    def _scaled(self, outcome: Outcome) -> list[LayerRow] | None:
+        """Assign scales to new rows."""
+        return None if outcome.rows is None else self.options.scaling.compared(outcome.rows, self._rows)
+
+    def _take_effect(self, outcome: Outcome, rows: list[LayerRow] | None, call: int) -> None:
+        """Use new rows from this call on, and let the answer count."""
+        if rows is not None:
+            self._blending = Blending(call, self._scales, scales_of(rows, self.options.scaling.targets))
             self.last_scores = {row.name: row.compared for row in rows if row.compared is not None}
             self._rows = rows
-            self._warn_if_none_is_scored()
+            self._warn_if_nothing_is_balanced()
         outcome.commit()
 
-    def _warn_if_none_is_scored(self) -> None:
-        if not self.last_scores and not self._has_warned:
+    def _warn_if_nothing_is_balanced(self) -> None:
+        if len(self.last_scores) < 2 and not self._has_warned:
             self._has_warned = True
-            reasons = "; ".join(sorted({row.reason for row in self._rows})) or "the model has no layers"
-            warn(f"no layer is scored ({reasons}): all train at the base rate")
+            reasons = "; ".join(sorted({row.reason for row in self._rows if row.reason})) or "the model has no layers"
+            found = "one layer is" if self.last_scores else "no layer is"
+            warn(f"{found} scored, which leaves nothing to balance: all train at the base rate ({reasons})")
 
     def _warn_of_hints(self) -> None:
         """Name options that the model's shapes and names suggest, on one process."""
@@ -426,14 +434,22 @@ class TempBalance(LRScheduler):
         self._bases.read()
 
     def _refresh_bases(self) -> None:
-        """Read base values that something else has set; with a schedule, warn once that two things set them."""
-        changed = self._bases.refresh()
-        if "lr" in changed and self.schedule is not None and not self._has_warned_of_rates:
-            self._has_warned_of_rates = True
-            names = [self._labels[index] for index in changed["lr"] if index < len(self._labels)]
+        """Read base values that something else has set; warn once if it competes with the schedule or with scales."""
+        changed, is_decay = self._bases.refresh().get("lr", ([], True))
+        self._num_set = 0 if is_decay else self._num_set + 1  # calls in a row before which rates were set
+        if self._has_warned_of_rates or not changed or (self.schedule is None and self._num_set < 2):
+            return
+        self._has_warned_of_rates = True
+        names = [self._labels[index] for index in changed if index < len(self._labels)]
+        if self.schedule is None:
             warn(
-                f"something else set the learning rates of groups {names}: they are the new base rates, from which "
-                "the schedule continues. Give whatever sets them to TempBalance as `schedule` to silence this"
+                f"the learning rates of groups {names} are set before each step, which trains without scales until "
+                "step() writes them: give the rates to TempBalance as `schedule`, such as a LambdaLR"
+            )
+        else:
+            warn(
+                f"something else set the learning rates of groups {names} between two steps: the base rates follow it, "
+                "and the schedule continues from them or overwrites them. Let one `schedule` set them all"
             )
 
     def _write_rates(self) -> None:

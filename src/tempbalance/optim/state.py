@@ -106,7 +106,8 @@ class Options:
 
     def is_due(self, call: int) -> bool:
         """Whether layers are scored at a call of ``step``."""
-        is_on = self.start <= call and (self.stop is None or call < self.stop)
+        lag = self.execution.lag if self.execution.background else 0
+        is_on = self.start <= call and (self.stop is None or call + lag < self.stop)
         return is_on and (call - self.start) % self.interval == 0
 
     def to_state(self) -> dict[str, Any]:

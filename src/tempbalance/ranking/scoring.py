@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -67,8 +67,8 @@ class Scoring:
         check_count("min_eigenvalues", self.min_eigenvalues, least=3)
         for name, items in (("exclude", "name patterns"), ("roots", "names of submodules")):
             value = getattr(self, name)
-            if isinstance(value, str):
-                raise TypeError(f"{name} must be a list of {items}, got the string {value!r}")
+            if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(x, str) for x in value):
+                raise TypeError(f"{name} must be a list of {items}, got {value!r}")
             object.__setattr__(self, name, tuple(value))
         for root in self.roots:
             if not root:
@@ -79,8 +79,12 @@ class Scoring:
         if not isinstance(self.fused, Mapping):
             raise TypeError(f"fused must map name patterns to parts, got {self.fused!r}")
         for pattern, sizes in self.fused.items():
-            if not all(isinstance(size, int) for size in (sizes if isinstance(sizes, list | tuple) else [sizes])):
+            given = sizes if isinstance(sizes, list | tuple) else [sizes]
+            if not isinstance(pattern, str) or not all(type(size) is int for size in given):
                 raise ValueError(f"fused must give a number of parts or their sizes, got {sizes!r} for {pattern!r}")
+        for name in ("score_first", "score_last", "score_embeddings"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
 
 @dataclass(eq=False)

@@ -78,7 +78,7 @@ def fit_tail(spectrum: Tensor, *, tail: TailName | TailFunction = "median", tail
     return fit_goodness_of_fit(spectrum) if tail == "goodness_of_fit" else fit_peak(spectrum)
 
 
-def check_tail(tail: str | Callable[..., object], tail_fraction: float) -> None:
+def check_tail(tail: str | Callable[..., object], tail_fraction: Any) -> None:
     """Refuse options that no fit takes.
 
     Raises:
@@ -86,7 +86,7 @@ def check_tail(tail: str | Callable[..., object], tail_fraction: float) -> None:
     """
     if not callable(tail) and tail not in get_args(TailName):
         raise ValueError(f"tail must be one of {', '.join(get_args(TailName))} or a callable, got {tail!r}")
-    if not 0 < tail_fraction < 1:
+    if isinstance(tail_fraction, bool) or not isinstance(tail_fraction, int | float) or not 0 < tail_fraction < 1:
         raise ValueError(f"tail_fraction must satisfy 0 < tail_fraction < 1, got {tail_fraction!r}")
 
 
