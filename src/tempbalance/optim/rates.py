@@ -278,6 +278,6 @@ def _check_unscaled(values: Sequence[float], bases: Sequence[float], target: str
         if not math.isclose(found.setdefault(base, value), value, rel_tol=_SAME):
             raise RuntimeError(
                 f"something else set {target!r} of param groups to {found[base]:.6g} and {value:.6g}, which had one "
-                f"base value, {base:.6g}: it worked on scaled values, and scales must not compound. Give what sets them "
-                "to TempBalance as `schedule`, or set one value for all groups of a base value"
+                f"base value, {base:.6g}: it worked on scaled values, and scales must not compound. Give what sets "
+                "them to TempBalance as `schedule`, or set one value for all groups of a base value"
             )
