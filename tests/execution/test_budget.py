@@ -464,3 +464,15 @@ def test_loggers_are_told_the_share_and_the_largest_age(clock):
     assert told[0]["tempbalance/oldest"] == 0
     assert told[-1]["tempbalance/oldest"] > 0
     assert 0 < told[-1]["tempbalance/share"] <= 0.1
+
+
+def test_on_a_device_the_clock_of_a_scoring_starts_after_what_is_queued_there(clock, monkeypatch):
+    def wait():
+        clock.now += 1000.0  # of training that the device has still to do
+
+    monkeypatch.setattr("torch.accelerator.synchronize", wait)
+    monkeypatch.setattr("tempbalance.optim.scheduler._device", lambda _: "cuda")
+    _, scheduler = build(budget=0.5)
+    spending = scheduler.spending()
+    assert spending.elapsed > 1000
+    assert spending.seconds < 1

@@ -140,14 +140,13 @@ class Inline:
         if not is_due:
             request.check()
             return Outcome()
-        start = time.perf_counter()
-        rows = request.scoring().rows()
-        self._watch.add(time.perf_counter() - start)
-        return Outcome(rows)
+        with self._watch:
+            return Outcome(request.scoring().rows())
 
     def rows_now(self, request: Request) -> Outcome:
         """Score."""
-        return Outcome(request.scoring().rows())
+        with self._watch:
+            return Outcome(request.scoring().rows())
 
     def wait(self) -> None:
         """Nothing is ever under way."""
@@ -163,19 +162,21 @@ class Inline:
 
 
 class Watch:
-    """Warns once if scoring takes much of the training time; the first scoring, on construction, does not count."""
+    """Times scorings, and warns once if they take much of the training time; the first does not count."""
 
     def __init__(self) -> None:
-        self._since: float | None = None
+        self._since: float | None = None  # the end of the first
         self._spent, self._has_warned = 0.0, False
 
-    def add(self, seconds: float) -> None:
-        """Count a scoring that has just ended."""
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
         now = time.perf_counter()
         if self._since is None:
             self._since = now
             return
-        self._spent += seconds
+        self._spent += now - self._start
         share = self._spent / (now - self._since)
         if share > _MUCH and self._spent > _LONG and not self._has_warned:
             self._has_warned = True
