@@ -475,4 +475,4 @@ def test_on_a_device_the_clock_of_a_scoring_starts_after_what_is_queued_there(cl
     _, scheduler = build(budget=0.5)
     spending = scheduler.spending()
     assert spending.elapsed > 1000
-    assert spending.seconds < 1
+    assert spending.seconds < 10
