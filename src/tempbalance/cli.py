@@ -138,8 +138,15 @@ def _train_other(
         typer.echo(f"{chosen.name}: {value}, {time}")
 
 
+_WITH_DIGITS = {
+    "epochs": "200; 12 with digits",
+    "width": "1.0; 0.25 with digits",
+    "min_eigenvalues": "50; 12 with digits",
+}
+
+
 @app.command()
-@with_recipe_options("method", "seed", defaults={"epochs": "200; 12 with digits", "width": "1.0; 0.25 with digits"})
+@with_recipe_options("method", "seed", defaults=_WITH_DIGITS)
 def compare(
     options: dict[str, Any],
     methods: Annotated[

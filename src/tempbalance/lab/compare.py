@@ -16,7 +16,8 @@ from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.statistics import half_interval, verdict_text
 from tempbalance.runlog import RunFolder, write_whole
 
-SMALL = {"epochs": 12, "width": 0.25}  # what ends within minutes on two cores with the digits
+# ends within minutes on two cores with the digits; a quarter of the width has a quarter of the eigenvalues
+SMALL = {"epochs": 12, "width": 0.25, "min_eigenvalues": 12}
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Comparison:
 def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
     """The recipes of a comparison: one a method and seed.
 
-    A rate that the options do not give is each method's own. With the digits, epochs and width that they do not give
-    are those of `SMALL`.
+    A rate that the options do not give is each method's own. With the digits, epochs, width and min_eigenvalues that
+    they do not give are those of `SMALL`.
 
     Raises:
         ValueError: If a method is named twice, or an option is not as it should be.
