@@ -1,7 +1,7 @@
 """One balancing by this code against the code of another commit, in turns.
 
-    git worktree add /tmp/before 4fc1909
-    python benchmarks/against_commit.py /tmp/before/src [--networks resnet18,gpt2] [--rounds 5]
+    git worktree add ../before 4fc1909
+    python benchmarks/against_commit.py ../before/src [--networks resnet18,gpt2] [--rounds 5]
 
 Each commit has a process of its own; in every round both are timed once with each tail, one after the other. A ratio is
 taken within a round: the other commit's seconds over ours. Seconds of the processor are less disturbed by whatever else
