@@ -1,7 +1,7 @@
 """Score in a thread while training continues: weights are copied, and the scales take effect when they are due.
 
 Processes exchange results in the thread that trains, when the scoring starts and when it is due. In between, each
-process has the results of its own share only.
+process has only the results that it solved itself.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from tempbalance.spectral.eigenvalues import check_weight
 from tempbalance.spectral.tail import TailFit
 
 T = TypeVar("T")
-Told = tuple[str, str]  # an error's type and sentence
+Described = tuple[str, str]  # an error's type and sentence
 _KNOWN: tuple[type[Exception], ...] = (
     ScoreError, TailError, TempBalanceError, WeightError, RuntimeError, TypeError, ValueError
 )  # fmt: skip
@@ -77,13 +77,13 @@ class Ranks:
             value = work()
         except Exception as err:
             caught = err
-        told: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(told, (call, caught and describe(caught), value), group=self.group)
-        check_equal([call for call, _, _ in told], "the processes must make the same calls in the same order")
-        for rank, (_, error, _) in enumerate(told):
+        answers: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(answers, (call, caught and describe(caught), value), group=self.group)
+        check_equal([call for call, _, _ in answers], "the processes must make the same calls in the same order")
+        for rank, (_, error, _) in enumerate(answers):
             if error is not None:
                 raise caught if rank == self.rank and caught is not None else rebuild(error)
-        return [value for _, _, value in told]
+        return [value for _, _, value in answers]
 
 
 def find_ranks(share: Any) -> Ranks:
@@ -142,14 +142,14 @@ def check_equal(values: Sequence[str], rule: str) -> None:
             raise RuntimeError(f"{rule}: rank 0 has {values[0]}, rank {rank} has {value}")
 
 
-def describe(error: Exception) -> Told:
+def describe(error: Exception) -> Described:
     """An error as plain strings."""
     return type(error).__name__, str(error)
 
 
-def rebuild(told: Told) -> Exception:
+def rebuild(described: Described) -> Exception:
     """The error again; an error of a type that is not known here becomes a RuntimeError with its name."""
-    name, sentence = told
+    name, sentence = described
     kind = {each.__name__: each for each in _KNOWN}.get(name)
     return kind(sentence) if kind is not None else RuntimeError(f"{name}: {sentence}")
 
@@ -197,13 +197,13 @@ class SharedScoring:
         device: str | None = None,
     ) -> None:
         self.scoring, self.ranks, self.call, self.device = scoring, ranks, call, device
-        told = ranks.exchange(f"{call}, plan", partial(self._plan, find, options, choose))
-        if len({digest for digest, *_ in told}) > 1:
+        answers = ranks.exchange(f"{call}, plan", partial(self._plan, find, options, choose))
+        if len({digest for digest, *_ in answers}) > 1:
             for lines in zip_longest(*ranks.exchange(f"{call}, lines", lambda: self.lines), fillvalue="nothing more"):
                 check_equal(lines, _SAME)
-        all_sums = [sums for _, sums, _ in told]
+        all_sums = [sums for _, sums, _ in answers]
         if choose is not None:
-            chosen = set(told[0][2])
+            chosen = set(answers[0][2])
             self._take(name for name in self.costs if name in chosen)
             all_sums = ranks.exchange(f"{call}, weights", self._sums) if self.jobs else []
         for layer, *sums in zip(self.replicas, *all_sums, strict=True):
@@ -229,8 +229,8 @@ class SharedScoring:
 
     def _share_results(self, solve_mine: Callable[[], None]) -> None:
         """Solve this process' share, and fill in the jobs of all processes."""
-        told = self.ranks.exchange(f"{self.call}, results", partial(self._results, solve_mine))
-        for name, index, reason, score, fit in (result for results in told for result in results):
+        answers = self.ranks.exchange(f"{self.call}, results", partial(self._results, solve_mine))
+        for name, index, reason, score, fit in (result for results in answers for result in results):
             job = self.plan.jobs[name][index]
             job.reason, job.score, job.fit = reason, score, TailFit(*fit) if fit is not None else None
 
