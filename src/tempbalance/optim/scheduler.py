@@ -20,7 +20,7 @@ from tempbalance.errors import warn
 from tempbalance.execution.background import Background
 from tempbalance.execution.budget import Budgeted, Spending
 from tempbalance.execution.distributed import Choose, SharedScoring, find_ranks
-from tempbalance.execution.inline import Execution, Inline, Outcome, Request, Source
+from tempbalance.execution.inline import Execution, Inline, Request
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
 from tempbalance.optim.param_groups import check_belonging, check_same_parameters
@@ -157,20 +157,20 @@ class TempBalance(LRScheduler):
         self._source = _source(self.options.execution)
         self.optimizer = optimizer
         request = self._request("TempBalance()", 0, partial(self._check_belonging, model))
-        outcome = self._source.rows_at(request, is_due=self.options.is_due(0))  # before anything is written
+        rows = self._source.rows_at(request, is_due=self.options.is_due(0))  # before anything is written
         for pattern in exclude:
             if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
                 warn(f"exclude pattern {pattern!r} matches no layer")
         try:
-            rows = self._scaled(outcome)
+            rows = self._scaled(rows)
             self._is_doubtful = _take_over(optimizer, self)
         except BaseException:
-            outcome.cancel()
+            self._source.cancel()
             raise
         self._labels = labels_of(optimizer)
         self._bases = BaseValues(optimizer, list(self.options.scaling.targets))
         self._schedule_mark = mark_of(schedule)
-        self._take_effect(outcome, rows, 0)
+        self._take_effect(rows, 0)
         if rows is not None:
             self._warn_of_hints()
         super().__init__(optimizer)
@@ -213,16 +213,16 @@ class TempBalance(LRScheduler):
         """
         call = self._calls + 1
         request = self._request(f"step() {call}", call, partial(self._check_step, args, kwargs))
-        outcome = self._source.rows_at(request, is_due=self.options.is_due(call))
+        rows = self._source.rows_at(request, is_due=self.options.is_due(call))
         try:
-            rows = self._scaled(outcome)
+            rows = self._scaled(rows)
             self._refresh_bases()
             if self.schedule is not None:
                 self._step_schedule(self.schedule, args, kwargs)
         except BaseException:
-            outcome.cancel()
+            self._source.cancel()
             raise
-        self._take_effect(outcome, rows, call)
+        self._take_effect(rows, call)
         self._calls = call
         self._step_count += 1
         self._write_rates()
@@ -239,10 +239,9 @@ class TempBalance(LRScheduler):
             TempBalanceError: If a weight has no spectrum; nothing has changed then.
         """
         request = self._request(f"rescore() after {self._calls} steps", self._calls, self._check_active)
-        outcome = self._source.rows_now(request)
-        rows = self._scaled(outcome)
+        rows = self._scaled(self._source.rows_now(request))
         self._refresh_bases()
-        self._take_effect(outcome, rows, self._calls)
+        self._take_effect(rows, self._calls)
         self._write_rates()
 
     def wait(self) -> None:
@@ -369,9 +368,9 @@ class TempBalance(LRScheduler):
         self._write_rates()
 
     def _request(self, name: str, call: int, check: Callable[[], None]) -> Request:
-        return Request(name, call, check, self._plan, self._rows, _device(self.optimizer))
+        return Request(name, call, check, partial(self._plan, name, check), self._rows, _device(self.optimizer))
 
-    def _plan(self, name: str, check: Callable[[], None], choose: Choose | None = None) -> SharedScoring:
+    def _plan(self, name: str, check: Callable[[], None], choose: Choose | None) -> SharedScoring:
         options = self.options.to_state()
         group_by = self.options.comparison.group_by
 
@@ -394,18 +393,17 @@ class TempBalance(LRScheduler):
             device=execution.device,
         )
 
-    def _scaled(self, outcome: Outcome) -> list[LayerRow] | None:
-        """Assign scales to new rows."""
-        return None if outcome.rows is None else self.options.scaling.compared(outcome.rows, self._rows)
+    def _scaled(self, rows: list[LayerRow] | None) -> list[LayerRow] | None:
+        return None if rows is None else self.options.scaling.compared(rows, self._rows)
 
-    def _take_effect(self, outcome: Outcome, rows: list[LayerRow] | None, call: int) -> None:
-        """Use new rows from this call on, and let the answer count."""
+    def _take_effect(self, rows: list[LayerRow] | None, call: int) -> None:
+        """Use new rows from this call on."""
         if rows is not None:
             self._blending = Blending(call, self._scales, scales_of(rows, self.options.scaling.targets))
             self.last_scores = {row.name: row.compared for row in rows if row.compared is not None}
             self._rows = rows
             self._warn_if_nothing_is_balanced()
-        outcome.commit()
+        self._source.commit()
 
     def _warn_if_nothing_is_balanced(self) -> None:
         if len(self.last_scores) < 2 and not self._has_warned:
@@ -515,7 +513,7 @@ class TempBalance(LRScheduler):
         self.optimizer._opt_called = False  # type: ignore[attr-defined]  # torch sets it with each optimizer.step()
 
 
-def _source(execution: Execution) -> Source:
+def _source(execution: Execution) -> Inline:
     if execution.background:
         return Background(execution.lag)
     if execution.budget is not None:
