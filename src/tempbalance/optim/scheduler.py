@@ -136,7 +136,7 @@ class TempBalance(LRScheduler):
             score_embeddings=score_embeddings,
             min_eigenvalues=min_eigenvalues,
             exclude=exclude,
-            fused=fused,
+            fused=fused or {},
             roots=roots,
             comparison=Comparison() if comparison is None else comparison,
             execution=Execution() if execution is None else execution,
@@ -385,7 +385,7 @@ class TempBalance(LRScheduler):
         execution = self.options.execution
         return SharedScoring(
             find,
-            self.options.scoring,
+            self.options,
             find_ranks(execution.share),
             call=name,
             options=options,
@@ -415,7 +415,7 @@ class TempBalance(LRScheduler):
     def _warn_of_hints(self) -> None:
         """Name options that the model's shapes and names suggest, on one process."""
         if find_ranks(self.options.execution.share).rank == 0:
-            for line in hints(self._rows, find_layers(self.model), self.options.scoring):
+            for line in hints(self._rows, find_layers(self.model), self.options):
                 warn(line)
 
     def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
