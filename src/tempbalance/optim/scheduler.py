@@ -153,13 +153,14 @@ class TempBalance(LRScheduler):
         self._rows: list[LayerRow] = []
         self._calls, self._num_set = -1, 0
         self._is_retired = False
-        self._has_warned = self._has_warned_of_rates = self._has_warned_of_steps = False
+        self._warned: set[str] = set()
         self._source = _source(self.options.execution)
         self.optimizer = optimizer
         request = self._request("TempBalance()", 0, partial(self._check_belonging, model))
         rows = self._source.rows_at(request, is_due=self.options.is_due(0))  # before anything is written
+        names = [layer.name for layer in find_layers(model)] if exclude else []
         for pattern in exclude:
-            if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
+            if not any(fnmatchcase(name, pattern) for name in names):
                 warn(f"exclude pattern {pattern!r} matches no layer")
         try:
             rows = self._scaled(rows)
@@ -230,7 +231,7 @@ class TempBalance(LRScheduler):
     def get_lr(self) -> list[Rate]:
         """The schedule's learning rate times the scale of each group's layer."""
         self._bases.refresh()
-        return self._bases.scaled(self.last_scales)
+        return self._bases.scaled(self._scales)
 
     def rescore(self) -> None:
         """Score the layers now, whatever ``interval``, ``start`` and ``stop`` say, and write the learning rates.
@@ -265,28 +266,31 @@ class TempBalance(LRScheduler):
             layers = find_layers(self.model)
             return LayerTable([LayerRow(each.name, each.shape, reason="not scored yet") for each in layers])
         unscaled = self._unscaled()
-        return LayerTable([self._row_now(row, unscaled.get(row.name, "")) for row in self._rows])
+        return LayerTable(
+            replace(row, scale=1.0, scales={}, reason=unscaled[row.name])
+            if row.name in unscaled
+            else replace(
+                row,
+                scale=self.last_scales.get(row.name, 1.0),
+                scales={target: self._scales[target][row.name] for target in row.scales},
+            )
+            for row in self._rows
+        )
 
     def _unscaled(self) -> dict[str, str]:
-        """Why the scale of a scored layer is not applied: it has no param group of its own."""
+        """Return why the scale of a scored layer is not applied: it has no param group of its own."""
         labels = set(labels_of(self.optimizer))
         names = {row.name for row in self._rows if row.score is not None and row.name not in labels}
         if not names:
             return {}
         held = {each for group in self.optimizer.param_groups for each in group["params"]}
-        found = [layer for layer in find_layers(self.model) if layer.name in names]
         return {
             layer.name: "trained by another optimizer"
             if held.isdisjoint(layer.parameters)
             else "shares a param group with other layers: give param_groups a smaller min_eigenvalues"
-            for layer in found
+            for layer in find_layers(self.model)
+            if layer.name in names
         }
-
-    def _row_now(self, row: LayerRow, reason: str) -> LayerRow:
-        if reason:
-            return replace(row, scale=1.0, scales={}, reason=reason)
-        scales = {target: self._scales[target][row.name] for target in row.scales}
-        return replace(row, scale=self.last_scales.get(row.name, 1.0), scales=scales)
 
     def spending(self) -> Spending | None:
         """The time that scoring has taken and the age of the scores, on this process; None without a budget."""
@@ -320,7 +324,7 @@ class TempBalance(LRScheduler):
                 "step_count": self._step_count,
                 "options": self.options.to_state(),
                 "groups": labels_of(self.optimizer),
-                "bases": self._bases.state(),
+                "bases": self._bases.values,
                 "base_lrs": self.base_lrs,
                 "driven": driven_by(self.schedule, self.optimizer),
                 "scored": json.dumps(plain(scored)),
@@ -371,26 +375,19 @@ class TempBalance(LRScheduler):
         return Request(name, call, check, partial(self._plan, name, check), self._rows, _device(self.optimizer))
 
     def _plan(self, name: str, check: Callable[[], None], choose: Choose | None) -> SharedScoring:
-        options = self.options.to_state()
-        group_by = self.options.comparison.group_by
+        state, execution = self.options.to_state(), self.options.execution
+        group_by, ranks = self.options.comparison.group_by, find_ranks(execution.share)
 
         def find() -> list[Layer]:
             check()
             layers = find_layers(self.model)
             check_same_parameters(layers, self.optimizer)
             if callable(group_by):  # a function's text does not say what it does
-                options["groups"] = [unit_of(layer.name, group_by) for layer in layers]
+                state["groups"] = [unit_of(layer.name, group_by) for layer in layers]
             return layers
 
-        execution = self.options.execution
         return SharedScoring(
-            find,
-            self.options,
-            find_ranks(execution.share),
-            call=name,
-            options=options,
-            choose=choose,
-            device=execution.device,
+            find, self.options, ranks, call=name, options=state, choose=choose, device=execution.device
         )
 
     def _scaled(self, rows: list[LayerRow] | None) -> list[LayerRow] | None:
@@ -405,12 +402,18 @@ class TempBalance(LRScheduler):
             self._warn_if_nothing_is_balanced()
         self._source.commit()
 
+    def _warn_once(self, subject: str, message: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
+            warn(message)
+
     def _warn_if_nothing_is_balanced(self) -> None:
-        if len(self.last_scores) < 2 and not self._has_warned:
-            self._has_warned = True
+        if len(self.last_scores) < 2:
             reasons = "; ".join(sorted({row.reason for row in self._rows if row.reason})) or "the model has no layers"
             found = "one layer is" if self.last_scores else "no layer is"
-            warn(f"{found} scored, which leaves nothing to balance: all train at the base rate ({reasons})")
+            self._warn_once(
+                "layers", f"{found} scored, which leaves nothing to balance: all train at the base rate ({reasons})"
+            )
 
     def _warn_of_hints(self) -> None:
         """Name options that the model's shapes and names suggest, on one process."""
@@ -435,19 +438,18 @@ class TempBalance(LRScheduler):
         """Read base values that something else has set; warn once if it competes with the schedule or with scales."""
         changed, is_decay = self._bases.refresh().get("lr", ([], True))
         self._num_set = 0 if is_decay else self._num_set + 1  # calls in a row before which rates were set
-        if self._has_warned_of_rates or not changed or (self.schedule is None and self._num_set < 2):
-            return
-        self._has_warned_of_rates = True
         names = [self._labels[index] for index in changed if index < len(self._labels)]
-        if self.schedule is None:
-            warn(
-                f"the learning rates of groups {names} are set before each step, which trains without scales until "
-                "step() writes them: give the rates to TempBalance as `schedule`, such as a LambdaLR"
-            )
-        else:
-            warn(
+        if self.schedule is not None and changed:
+            self._warn_once(
+                "rates",
                 f"something else set the learning rates of groups {names} between two steps: the base rates follow it, "
-                "and the schedule continues from them or overwrites them. Let one `schedule` set them all"
+                "and the schedule continues from them or overwrites them. Let one `schedule` set them all",
+            )
+        elif self._num_set > 1:
+            self._warn_once(
+                "rates",
+                f"the learning rates of groups {names} are set before each step, which trains without scales until "
+                "step() writes them: give the rates to TempBalance as `schedule`, such as a LambdaLR",
             )
 
     def _write_rates(self) -> None:
@@ -503,12 +505,12 @@ class TempBalance(LRScheduler):
         """Warn of a second step after one step of the optimizer, which accelerate takes on several processes."""
         if "accelerate.scheduler" not in sys.modules or find_ranks(self.options.execution.share).size == 1:
             return
-        if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True) and not self._has_warned_of_steps:
-            self._has_warned_of_steps = True
-            warn(
+        if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True):
+            self._warn_once(
+                "steps",
                 "step() was called twice after one optimizer.step(), as accelerate does on several processes: prepare "
                 "TempBalance with tempbalance.integrations.accelerate.prepare_scheduler, so that its interval counts "
-                "optimizer steps"
+                "optimizer steps",
             )
         self.optimizer._opt_called = False  # type: ignore[attr-defined]  # torch sets it with each optimizer.step()
 
@@ -522,21 +524,16 @@ def _source(execution: Execution) -> Inline:
 
 
 def _device(optimizer: Optimizer) -> str:
-    """Type of the device that the first parameter is on."""
+    """Return the type of the device that the first parameter is on."""
     groups = getattr(optimizer, "param_groups", ())  # an optimizer of the wrong type is refused later
-    parameters = (each for group in groups for each in group["params"])
-    return next((each.device.type for each in parameters), "cpu")
+    return next((each.device.type for group in groups for each in group["params"]), "cpu")
 
 
 def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
     """Put back the learning rates that an earlier TempBalance has scaled, and retire it.
 
-    Returns:
-        Whether the rates were changed since, as by a schedule that was built on them, so that the base rates are not
-        known until a state is loaded.
-
-    Raises:
-        ValueError: If they were changed and the earlier scheduler still exists.
+    Returns whether the rates were changed since, as by a schedule that was built on them: the base rates are then not
+    known until a state is loaded. If the earlier scheduler still exists, that is an error.
     """
     earlier = getattr(optimizer, "_tempbalance", lambda: None)()
     is_changed = any(map(was_changed, optimizer.param_groups))

@@ -123,11 +123,7 @@ def is_state(state: Any) -> bool:
 
 
 def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> None:
-    """Refuse a state that does not belong to these groups and this kind of schedule.
-
-    Raises:
-        ValueError: If it does not, or is no state of TempBalance.
-    """
+    """Refuse a state that does not belong to these groups and this kind of schedule."""
     if not is_state(state):
         missing = [key for key in _KEYS if key not in state]
         raise ValueError(f"not a state of TempBalance: version {state.get('version')!r}, missing {missing}")
