@@ -376,7 +376,7 @@ def budgeted_at(monkeypatch, *, now, last_call, last_elapsed, missing, budget=0.
     monkeypatch.setattr(tempbalance.execution.budget, "clock", lambda: 0.0)
     spent = budget * now + missing
     state = {"elapsed": now, "spent": spent, "awaited": "3", "last_call": last_call, "last_elapsed": last_elapsed}
-    source = Budgeted(budget, share=False)
+    source = Budgeted(budget)
     source.load(state)
     return source
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tempbalance.execution.distributed import SharedScoring, describe, rebuild
-from tempbalance.execution.inline import Inline, Request
+from tempbalance.execution.inline import Inline
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow
 from tempbalance.spectral.workers import multiplies_in_full
@@ -29,12 +29,12 @@ class Background(Inline):
         self._pending: Pending | None = None
         self._next: Pending | None = None  # replaces it once the call counts
 
-    def rows_at(self, request: Request, *, is_due: bool) -> list[LayerRow] | None:
+    def rows_at(self, scoring: SharedScoring, *, is_due: bool) -> list[LayerRow] | None:
         """Return the rows of the scoring that is due, and start the next; a failed scoring raises once."""
         if not is_due:
-            request.check()
+            scoring.check()
         rows, self._next = None, self._pending
-        if self._pending is not None and request.call >= self._pending.due:
+        if self._pending is not None and scoring.call >= self._pending.due:
             self._next = None
             try:
                 rows = self._pending.rows()
@@ -42,13 +42,14 @@ class Background(Inline):
                 self._pending = None
                 raise
         if is_due:
-            self._next = Pending(request.plan(None), request.call + self.lag)
+            scoring.plan()
+            self._next = Pending(scoring, scoring.call + self.lag)
         return rows
 
-    def rows_now(self, request: Request) -> list[LayerRow] | None:
+    def rows_now(self, scoring: SharedScoring) -> list[LayerRow] | None:
         """Score in this thread, and give up the scoring that is under way."""
         self._next = None
-        return super().rows_now(request)
+        return super().rows_now(scoring)
 
     def commit(self) -> None:
         """Replace the scoring that is under way by the one that was started."""
@@ -177,7 +178,7 @@ class Pending:
         if not self._is_done_for_others:
             scoring.solve_copies(self._load, mine=False, double=self._double)
             self._is_done_for_others = True
-        return scoring.plan.rows()
+        return scoring.planned.rows()
 
     def _run(self, scoring: SharedScoring, is_set: Event) -> None:
         torch.get_num_threads()

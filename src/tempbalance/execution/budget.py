@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempbalance.execution.distributed import Choose, find_ranks
-from tempbalance.execution.inline import Inline, Request
+from tempbalance.execution.distributed import Choose, SharedScoring, find_ranks
+from tempbalance.execution.inline import Inline
 from tempbalance.model.layers import Layer
 from tempbalance.model.sharded import is_dtensor
 from tempbalance.ranking.table import LayerRow
@@ -80,39 +80,34 @@ class Books:
 
 
 class Budgeted(Inline):
-    """Refreshes as many layers as there is credit for; the others keep their rows.
+    """Refreshes as many layers as a share of the time, ``budget``, pays for; the others keep their rows."""
 
-    Args:
-        budget: The share of the time that scoring may take.
-        share: As in `Execution`.
-    """
-
-    def __init__(self, budget: float, share: Any) -> None:
+    def __init__(self, budget: float) -> None:
         super().__init__()
-        self.budget, self.share = budget, share
+        self.budget = budget
         self._started = clock()
         self._books = self._next_books = Books()  # the next ones replace them once the call counts
         self._samples: dict[str, list[Tensor]] = {}
         self._new_samples: dict[str, list[Tensor]] = {}
 
-    def rows_at(self, request: Request, *, is_due: bool) -> list[LayerRow] | None:
+    def rows_at(self, scoring: SharedScoring, *, is_due: bool) -> list[LayerRow] | None:
         """Refresh the layers that there is credit for, by the clock of rank 0."""
         self._next_books, self._new_samples = self._books, {}
-        if is_due and request.call >= self._books.ask_at:
-            ranks = find_ranks(self.share)
-            answer = partial(self.answer, request.call, is_alone=ranks.size == 1)
-            has_credit, ask_at = ranks.exchange(f"{request.name}, budget", answer)[0]
+        if is_due and scoring.call >= self._books.ask_at:
+            ranks = find_ranks(scoring.share)
+            answer = partial(self.answer, scoring.call, is_alone=ranks.size == 1)
+            has_credit, ask_at = ranks.exchange(f"{scoring.name}, budget", answer)[0]
             self._next_books = replace(self._books, ask_at=ask_at)
             if has_credit:
-                return self._refresh(request, self._choose)
-            self._next_books.last_call, self._next_books.last_elapsed = request.call, self.elapsed()
-        request.check()
+                return self._refresh(scoring, self._choose)
+            self._next_books.last_call, self._next_books.last_elapsed = scoring.call, self.elapsed()
+        scoring.check()
         return None
 
-    def rows_now(self, request: Request) -> list[LayerRow] | None:
+    def rows_now(self, scoring: SharedScoring) -> list[LayerRow] | None:
         """Refresh every layer; the time counts as spent."""
         self._next_books, self._new_samples = replace(self._books), {}
-        return self._refresh(request, None)
+        return self._refresh(scoring, None)
 
     def commit(self) -> None:
         """Let the accounts of the call count."""
@@ -161,15 +156,15 @@ class Budgeted(Inline):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _started=clock())  # the clock of another process starts elsewhere
 
-    def _refresh(self, request: Request, choose: Choose | None) -> list[LayerRow] | None:
+    def _refresh(self, scoring: SharedScoring, choose: Choose | None) -> list[LayerRow] | None:
         """Score the layers that are chosen, and keep the accounts of it."""
-        if request.device not in ("cpu", "meta"):
+        if scoring.placed not in ("cpu", "meta"):
             torch.accelerator.synchronize()  # work that is queued on the device is no scoring
         start, rows, books = clock(), None, self._next_books
-        scoring = request.plan(choose)
+        scoring.plan(choose)
         planned = clock()
-        if choose is None or scoring.layers or not request.earlier:
-            rows = scoring.rows(earlier=request.earlier)
+        if choose is None or scoring.layers or not scoring.earlier:
+            rows = scoring.rows()
             chooses = scoring.ranks.rank == 0  # and keeps samples for it
             self._new_samples = {layer.name: sample(layer) if chooses else [] for layer in scoring.layers}
         end, overhead, refreshed = clock(), planned - start, self._new_samples
@@ -179,9 +174,9 @@ class Budgeted(Inline):
             books.solving = _MEMORY * books.solving + end - planned
             books.solved = _MEMORY * books.solved + sum(scoring.costs[name] for name in refreshed)
         books.num_refreshed += len(refreshed)
-        refreshed_at = books.refreshed_at | dict.fromkeys(refreshed, request.call)
+        refreshed_at = books.refreshed_at | dict.fromkeys(refreshed, scoring.call)
         books.refreshed_at = {name: at for name, at in refreshed_at.items() if name in scoring.costs}
-        books.last_call, books.last_elapsed = request.call, self.elapsed()
+        books.last_call, books.last_elapsed = scoring.call, self.elapsed()
         return rows
 
     def _choose(self, layers: Sequence[Layer], costs: Mapping[str, int]) -> list[str]:

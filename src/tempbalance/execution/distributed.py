@@ -138,60 +138,62 @@ Choose = Callable[[Sequence[Layer], Mapping[str, int]], list[str]]
 _Sums = tuple[float, float]  # of a weight's entries, and their norm
 
 
+@dataclass(eq=False)
 class SharedScoring:
-    """A scoring that all processes have planned and agreed on; `rows` solves it.
-
-    Args:
-        find: Returns the model's layers.
-        scoring: How layers are scored.
-        ranks: The processes that take part.
-        call: Name of the call, which must be the same on all processes.
-        options: Options that must be the same on all processes.
-        choose: Returns the layers to solve, given those that can be solved and their costs; rank 0 chooses. By default
-            all are solved.
-        device: Where to solve, as in `Execution`.
+    """The scoring of a call: `plan` finds the layers, and all processes agree on it; `rows` solves it.
 
     Attributes:
+        name: The call, which must be the same on all processes.
+        call: How often ``step`` has been called, this time included.
+        check: Raises if the call cannot be made.
+        find: Checks, and returns the model's layers and the options that must be the same on all processes.
+        scoring: How layers are scored.
+        share, device: As in `Execution`.
+        earlier: The rows of the scoring before.
+        placed: Type of the device that the model is on.
         costs: Cost of each layer that can be solved, by name.
-
-    Raises:
-        RuntimeError: If the processes hold different models or options, or make different calls.
-        WeightError: If a weight differs between processes, or has no spectrum.
-        ValueError: If a pattern of ``fused`` or a root matches no layer.
     """
 
-    def __init__(
-        self,
-        find: Callable[[], list[Layer]],
-        scoring: Scoring,
-        ranks: Ranks,
-        *,
-        call: str,
-        options: Mapping[str, Any],
-        choose: Choose | None,
-        device: str | None,
-    ) -> None:
-        self.scoring, self.ranks, self.call, self.device = scoring, ranks, call, device
-        answers = ranks.exchange(f"{call}, plan", partial(self._plan, find, options, choose))
+    name: str
+    call: int
+    check: Callable[[], None]
+    find: Callable[[], tuple[list[Layer], Mapping[str, Any]]]
+    scoring: Scoring
+    share: Any
+    device: str | None
+    earlier: Sequence[LayerRow]
+    placed: str
+
+    def plan(self, choose: Choose | None = None) -> None:
+        """Find the layers, and agree with the other processes on those to solve: all, or the choice of rank 0.
+
+        Raises:
+            RuntimeError: If the processes hold different models or options, or make different calls.
+            WeightError: If a weight differs between processes, or has no spectrum.
+            ValueError: If a pattern of ``fused`` or a root matches no layer.
+        """
+        self.ranks = ranks = find_ranks(self.share)
+        answers = ranks.exchange(f"{self.name}, plan", partial(self._plan, choose))
+        del self.find, self.check  # a scoring in the background must not hold the scheduler
         if len({digest for digest, *_ in answers}) > 1:
-            for lines in zip_longest(*ranks.exchange(f"{call}, lines", lambda: self.lines), fillvalue="nothing more"):
+            all_lines = ranks.exchange(f"{self.name}, lines", lambda: self.lines)
+            for lines in zip_longest(*all_lines, fillvalue="nothing more"):
                 check_equal(lines, _SAME)
         all_sums = [sums for _, sums, _ in answers]
         if choose is not None:
             chosen = set(answers[0][2])
             self._take([name for name in self.costs if name in chosen])
-            all_sums = ranks.exchange(f"{call}, weights", self._sums) if self.jobs else []
+            all_sums = ranks.exchange(f"{self.name}, weights", self._sums) if self.jobs else []
         for layer, *sums in zip(self._replicas(), *all_sums, strict=True):
             with naming(layer):
                 for of_parameter in zip(*sums, strict=True):
                     _check_replicas(of_parameter)
 
-    def rows(self, solve_mine: Callable[[], None] | None = None, *, earlier: Sequence[LayerRow] = ()) -> list[LayerRow]:
-        """Return a row for each layer, the same on every process.
+    def rows(self, solve_mine: Callable[[], None] | None = None) -> list[LayerRow]:
+        """Return a row for each layer, the same on every process; layers that were not chosen keep the earlier ones.
 
         Args:
             solve_mine: Solves this process' share; without it, that is done now.
-            earlier: The rows of layers that could be solved and were not chosen.
 
         Raises:
             TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
@@ -202,8 +204,8 @@ class SharedScoring:
             solve_mine()
         else:
             solve(self._my_jobs(self.layers), self.scoring, load=Layer.gather, device=self.device)
-        kept = {row.name: row for row in earlier if row.name in self.costs and row.name not in self.jobs}
-        return [kept.get(row.name, row) for row in self.plan.rows()]
+        kept = {row.name: row for row in self.earlier if row.name in self.costs and row.name not in self.jobs}
+        return [kept.get(row.name, row) for row in self.planned.rows()]
 
     @property
     def layers(self) -> list[Layer]:
@@ -233,11 +235,10 @@ class SharedScoring:
         jobs = [job for layer in layers for job in self.jobs[layer.name]]
         solve(jobs, self.scoring, load=load, beside=mine, double=double)
 
-    def _plan(
-        self, find: Callable[[], list[Layer]], options: Mapping[str, Any], choose: Choose | None
-    ) -> tuple[str, list[list[_Sums]], list[str]]:
+    def _plan(self, choose: Choose | None) -> tuple[str, list[list[_Sums]], list[str]]:
         """Plan the scoring; return a digest and sums that must agree on all processes, and the chosen layers."""
-        self.plan = plan = plan_layers(find(), self.scoring)
+        layers, options = self.find()
+        self.planned = plan = plan_layers(layers, self.scoring)
         costs = {name: sum(job.cost for job in each if not job.reason) for name, each in plan.jobs.items()}
         self.costs = {name: cost for name, cost in costs.items() if cost}
         self._take(list(self.costs))
@@ -257,7 +258,7 @@ class SharedScoring:
     def _take(self, names: Sequence[str]) -> None:
         """Set which layers are solved, and which rank solves each."""
         by_cost = sorted(names, key=lambda name: -self.costs[name])
-        self.jobs = {name: [job for job in self.plan.jobs[name] if not job.reason] for name in by_cost}
+        self.jobs = {name: [job for job in self.planned.jobs[name] if not job.reason] for name in by_cost}
         self.owner = dict(zip(names, share_out([self.costs[name] for name in names], self.ranks.size), strict=True))
 
     def _replicas(self) -> list[Layer]:
@@ -283,9 +284,9 @@ class SharedScoring:
                 for job in self._my_jobs(self.layers)
             ]
 
-        answers = self.ranks.exchange(f"{self.call}, results", results)
+        answers = self.ranks.exchange(f"{self.name}, results", results)
         for name, index, reason, score, fit in (result for each in answers for result in each):
-            job = self.plan.jobs[name][index]
+            job = self.planned.jobs[name][index]
             job.reason, job.score, job.fit = reason, score, fit and TailFit(*fit)
 
     def _solve(self) -> None:

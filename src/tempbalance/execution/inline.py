@@ -1,19 +1,19 @@
 """Which rows take effect at a call of ``step``: the question that `Inline`, `Background` and `Budgeted` answer.
 
-A scheduler asks with a `Request`. Nothing takes effect before `commit`, so a call that fails changes nothing.
+A scheduler asks with the `SharedScoring` of the call. Nothing takes effect before `commit`, so a call that fails
+changes nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed import ProcessGroup
 
 from tempbalance.errors import check_count, warn
-from tempbalance.execution.distributed import Choose, SharedScoring, Team, check_share
+from tempbalance.execution.distributed import SharedScoring, Team, check_share
 from tempbalance.ranking.table import LayerRow
 
 _MUCH = 0.2  # share of the time above which scoring is worth a warning
@@ -62,27 +62,6 @@ class Execution:
             )
 
 
-@dataclass(frozen=True)
-class Request:
-    """A call that may score layers.
-
-    Attributes:
-        name: The call, which must be the same on all processes.
-        call: How often ``step`` has been called, this time included.
-        check: Raises if the call cannot be made.
-        plan: Checks, finds the layers and agrees with the other processes; given a function, on the layers it chooses.
-        earlier: The rows of the scoring before.
-        device: Type of the device that the model is on.
-    """
-
-    name: str
-    call: int
-    check: Callable[[], None]
-    plan: Callable[[Choose | None], SharedScoring]
-    earlier: Sequence[LayerRow]
-    device: str
-
-
 class Inline:
     """Scores all layers in the call at which a scoring is due. `Background` and `Budgeted` change when that is.
 
@@ -93,19 +72,20 @@ class Inline:
         self._since: float | None = None  # the end of the first scoring
         self._spent, self._has_warned = 0.0, False
 
-    def rows_at(self, request: Request, *, is_due: bool) -> list[LayerRow] | None:
+    def rows_at(self, scoring: SharedScoring, *, is_due: bool) -> list[LayerRow] | None:
         """Return the rows, without scales, that take effect at a call of ``step``; None if no new ones do."""
         if not is_due:
-            request.check()
+            scoring.check()
             return None
         start = time.perf_counter()
-        rows = request.plan(None).rows()
+        scoring.plan()
+        rows = scoring.rows()
         self._watch(start, time.perf_counter())
         return rows
 
-    def rows_now(self, request: Request) -> list[LayerRow] | None:
+    def rows_now(self, scoring: SharedScoring) -> list[LayerRow] | None:
         """Score all layers, whatever is due."""
-        return Inline.rows_at(self, request, is_due=True)
+        return Inline.rows_at(self, scoring, is_due=True)
 
     def commit(self) -> None:
         """Let the last answer count."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tempbalance.optim.param_groups import LABEL
+from tempbalance.optim.param_groups import LABEL, copy_value
 
 Rate = float | Tensor
 Group = dict[str, Any]
@@ -113,7 +113,7 @@ class BaseValues:
                 written.append(value)
             self._written[target] = written
             self._versions[target] = _versions(written)
-        return [rate.clone() if isinstance(rate, Tensor) else rate for rate in self._written["lr"]]
+        return [rate if type(rate) is float else copy_value(rate) for rate in self._written["lr"]]
 
     def _by_group(self, target: str, scales: Scales) -> list[float]:
         """The scale of each group, worked out once for each scoring."""

@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tempbalance.errors import warn
 from tempbalance.execution.background import Background
 from tempbalance.execution.budget import Budgeted, Spending
-from tempbalance.execution.distributed import Choose, SharedScoring, find_ranks
-from tempbalance.execution.inline import Execution, Inline, Request
+from tempbalance.execution.distributed import SharedScoring, find_ranks
+from tempbalance.execution.inline import Execution, Inline
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
 from tempbalance.optim.param_groups import check_belonging, check_same_parameters
@@ -156,8 +156,8 @@ class TempBalance(LRScheduler):
         self._warned: set[str] = set()
         self._source = _source(self.options.execution)
         self.optimizer = optimizer
-        request = self._request("TempBalance()", 0, partial(self._check_belonging, model))
-        rows = self._source.rows_at(request, is_due=self.options.is_due(0))  # before anything is written
+        scoring = self._scoring("TempBalance()", 0, partial(self._check_belonging, model))
+        rows = self._source.rows_at(scoring, is_due=self.options.is_due(0))  # before anything is written
         names = [layer.name for layer in find_layers(model)] if exclude else []
         for pattern in exclude:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -213,8 +213,8 @@ class TempBalance(LRScheduler):
             TempBalanceError: If a weight has become NaN or infinite; nothing has changed then.
         """
         call = self._calls + 1
-        request = self._request(f"step() {call}", call, partial(self._check_step, args, kwargs))
-        rows = self._source.rows_at(request, is_due=self.options.is_due(call))
+        scoring = self._scoring(f"step() {call}", call, partial(self._check_step, args, kwargs))
+        rows = self._source.rows_at(scoring, is_due=self.options.is_due(call))
         try:
             rows = self._scaled(rows)
             self._refresh_bases()
@@ -239,8 +239,8 @@ class TempBalance(LRScheduler):
         Raises:
             TempBalanceError: If a weight has no spectrum; nothing has changed then.
         """
-        request = self._request(f"rescore() after {self._calls} steps", self._calls, self._check_active)
-        rows = self._scaled(self._source.rows_now(request))
+        scoring = self._scoring(f"rescore() after {self._calls} steps", self._calls, self._check_active)
+        rows = self._scaled(self._source.rows_now(scoring))
         self._refresh_bases()
         self._take_effect(rows, self._calls)
         self._write_rates()
@@ -371,24 +371,19 @@ class TempBalance(LRScheduler):
         self._is_doubtful = False
         self._write_rates()
 
-    def _request(self, name: str, call: int, check: Callable[[], None]) -> Request:
-        return Request(name, call, check, partial(self._plan, name, check), self._rows, _device(self.optimizer))
+    def _scoring(self, name: str, call: int, check: Callable[[], None]) -> SharedScoring:
+        share, device = self.options.execution.share, self.options.execution.device
+        find = partial(self._find, check)
+        return SharedScoring(name, call, check, find, self.options, share, device, self._rows, _device(self.optimizer))
 
-    def _plan(self, name: str, check: Callable[[], None], choose: Choose | None) -> SharedScoring:
-        state, execution = self.options.to_state(), self.options.execution
-        group_by, ranks = self.options.comparison.group_by, find_ranks(execution.share)
-
-        def find() -> list[Layer]:
-            check()
-            layers = find_layers(self.model)
-            check_same_parameters(layers, self.optimizer)
-            if callable(group_by):  # a function's text does not say what it does
-                state["groups"] = [unit_of(layer.name, group_by) for layer in layers]
-            return layers
-
-        return SharedScoring(
-            find, self.options, ranks, call=name, options=state, choose=choose, device=execution.device
-        )
+    def _find(self, check: Callable[[], None]) -> tuple[list[Layer], dict[str, Any]]:
+        """Return the layers, and the options that must be the same on all processes."""
+        check()
+        layers, state, group_by = find_layers(self.model), self.options.to_state(), self.options.comparison.group_by
+        check_same_parameters(layers, self.optimizer)
+        if callable(group_by):  # a function's text does not say what it does
+            state["groups"] = [unit_of(layer.name, group_by) for layer in layers]
+        return layers, state
 
     def _scaled(self, rows: list[LayerRow] | None) -> list[LayerRow] | None:
         return None if rows is None else self.options.scaling.compared(rows, self._rows)
@@ -519,7 +514,7 @@ def _source(execution: Execution) -> Inline:
     if execution.background:
         return Background(execution.lag)
     if execution.budget is not None:
-        return Budgeted(execution.budget, execution.share)
+        return Budgeted(execution.budget)
     return Inline()
 
 
