@@ -78,7 +78,7 @@ def test_the_options_of_the_scheduler_are_these_and_keyword_only():
     assert {name: each.default for name, each in options.items()} == OPTIONS
     assert len(options) <= 18
     of_dataclass = {each.name: each.default for each in fields(Options)}
-    assert of_dataclass == OPTIONS | {"comparison": MISSING, "execution": MISSING}
+    assert of_dataclass == OPTIONS | {"fused": MISSING, "comparison": MISSING, "execution": MISSING}
 
 
 def test_the_help_of_the_scheduler_fits_on_two_screens():

@@ -17,7 +17,8 @@ from tempbalance.layout import layer_text
 from tempbalance.measure import Measuring
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
-from tempbalance.ranking.scoring import ReferenceName, Scoring
+from tempbalance.ranking.compare import Comparison, ReferenceName
+from tempbalance.ranking.scoring import Scoring
 from tempbalance.ranking.table import DiagnosisRow, LayerTable
 from tempbalance.spectral.matrices import cut_stack
 from tempbalance.spectral.tail import TailName
@@ -170,7 +171,7 @@ def diagnose(
     scoring = Scoring(
         tail=tail,
         tail_fraction=tail_fraction,
-        reference=reference,
+        comparison=Comparison(reference=reference),
         min_eigenvalues=min_eigenvalues,
         exclude=exclude,
         fused=fused or {},

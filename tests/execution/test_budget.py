@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 import tempbalance.execution.budget
 import tempbalance.execution.distributed
 from tempbalance import Execution, Layer, TempBalance, TempBalanceError, param_groups
-from tempbalance.execution.budget import Ledger, change, sample
+from tempbalance.execution.budget import Budgeted, change, sample
 from tempbalance.integrations.logs import LayerLog, layer_scalars
 from tempbalance.spectral.matrices import cut_matrix
 from tests.cases import assert_carries, mlp, nested, raises
@@ -156,7 +156,7 @@ def test_none_waits_for_more_than_twice_as_many_refreshes_as_there_are_layers(cl
 def test_the_most_changed_goes_first(clock):
     for name in SCORED:
         model, scheduler = build(budget=0.5)
-        scheduler._source._ledger.books.num_refreshed = 0  # its turn to be the most changed
+        scheduler._source._books.num_refreshed = 0  # its turn to be the most changed
         with torch.no_grad():
             model[int(name)].weight.mul_(1.5)
         while len(clock.solved) < 2:
@@ -342,7 +342,7 @@ def test_a_resumed_run_keeps_its_accounts_and_its_ages(clock):
     other.load_state_dict(torch.load(file, weights_only=True))
     assert other.options.execution.budget == 0.05
     assert_same(other.spending(), before)
-    assert other._source._ledger.credit() == pytest.approx(0.05 * before.elapsed - before.seconds)
+    assert other._source.credit() == pytest.approx(0.05 * before.elapsed - before.seconds)
     found = go_on(clock, other.model, other, range(50, 400))
     assert {name for names in found for name in names} == {*SCORED}
     assert 0.04 < other.spending().share <= 0.05 * (1 + 1e-9)
@@ -372,11 +372,13 @@ def test_a_state_goes_through_torchs_distributed_checkpoints(clock, tmp_path, st
 # several processes: when rank 0 is asked again
 
 
-def ledger_at(monkeypatch, *, now, last_call, last_elapsed, missing, budget=0.1):
+def budgeted_at(monkeypatch, *, now, last_call, last_elapsed, missing, budget=0.1):
     monkeypatch.setattr(tempbalance.execution.budget, "clock", lambda: 0.0)
     spent = budget * now + missing
     state = {"elapsed": now, "spent": spent, "awaited": "3", "last_call": last_call, "last_elapsed": last_elapsed}
-    return Ledger(budget, state)
+    source = Budgeted(budget)
+    source.load(state)
+    return source
 
 
 @pytest.mark.parametrize(
@@ -390,15 +392,15 @@ def ledger_at(monkeypatch, *, now, last_call, last_elapsed, missing, budget=0.1)
     ],
 )
 def test_several_processes_ask_again_when_there_should_be_enough(monkeypatch, missing, expected):
-    ledger = ledger_at(monkeypatch, now=100.0, last_call=10, last_elapsed=80.0, missing=missing)
-    assert ledger.answer(20, is_alone=False) == expected
-    assert ledger.answer(20, is_alone=True) == (expected[0], 21)
+    source = budgeted_at(monkeypatch, now=100.0, last_call=10, last_elapsed=80.0, missing=missing)
+    assert source.answer(20, is_alone=False) == expected
+    assert source.answer(20, is_alone=True) == (expected[0], 21)
 
 
 def test_calls_that_take_no_time_are_asked_again_less_and_less_often(monkeypatch):
-    ledger = ledger_at(monkeypatch, now=100.0, last_call=4, last_elapsed=100.0, missing=1.0)
-    assert ledger.answer(5, is_alone=False) == (False, 7)
-    assert ledger.answer(4, is_alone=False) == (False, 6)
+    source = budgeted_at(monkeypatch, now=100.0, last_call=4, last_elapsed=100.0, missing=1.0)
+    assert source.answer(5, is_alone=False) == (False, 7)
+    assert source.answer(4, is_alone=False) == (False, 6)
 
 
 # by how much a layer has changed

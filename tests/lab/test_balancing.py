@@ -10,7 +10,7 @@ from tempbalance.lab.balancing import BALANCING_RULES, REFERENCES, scheduler_opt
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.operator.recipe import OperatorRecipe
 from tempbalance.lab.recipe import Recipe
-from tempbalance.ranking.scoring import ReferenceName
+from tempbalance.ranking.compare import ReferenceName
 from tests.cases import raises
 
 KINDS = (Recipe, LanguageRecipe, OperatorRecipe)

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
-from tempbalance import TempBalance, WeightError, find_layers, param_groups
+from tempbalance import Comparison, TempBalance, WeightError, find_layers, param_groups
 from tempbalance.model.layers import owners
 from tempbalance.ranking.scoring import Scoring, score_layers
 from tempbalance.ranking.table import LayerTable
@@ -644,9 +644,9 @@ def test_a_kernel_whose_sides_are_long_enough_is_scored():
 
 def test_windows_count_by_their_side():
     model, ends = nn.Linear(128, 96), {"score_first": True, "score_last": True}
-    (row,) = score_layers(find_layers(model), Scoring(windows=49, **ends))
+    (row,) = score_layers(find_layers(model), Scoring(comparison=Comparison(windows=49), **ends))
     assert_carries(row.reason, 49, "min_eigenvalues", 50)
-    (row,) = score_layers(find_layers(model), Scoring(windows=50, **ends))
+    (row,) = score_layers(find_layers(model), Scoring(comparison=Comparison(windows=50), **ends))
     assert row.reason == ""
 
 

@@ -6,12 +6,12 @@ from torch import nn
 
 from tempbalance import find_layers
 from tempbalance.ranking.scoring import Scoring, hints, score_layers
-from tests.cases import assert_carries
+from tests.cases import assert_carries, nested
 from tests.model.test_layers import Conv1D
 
 
 def hints_of(model: nn.Module, **options) -> list[str]:
-    layers, scoring = find_layers(model), Scoring(**options)
+    layers, scoring = find_layers(model), Scoring(**nested(options))
     return hints(score_layers(layers, scoring), layers, scoring)
 
 

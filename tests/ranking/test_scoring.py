@@ -10,7 +10,7 @@ from torch import nn
 from tempbalance import ScoreError, TailFit, TempBalance, WeightError, find_layers, param_groups
 from tempbalance.ranking.scoring import Scoring, score_layers
 from tempbalance.ranking.table import LayerRow
-from tests.cases import GOLDEN, assert_carries, golden_weight, raises
+from tests.cases import GOLDEN, assert_carries, golden_weight, nested, raises
 from tests.model.test_layers import Bare, Conv1D
 from tests.spectral.reference import hill_alpha, ks_distance, search, search_peak, svd_spectrum
 
@@ -37,7 +37,7 @@ def random_weight(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64
 def rows_of(model: nn.Module, **options) -> list[LayerRow]:
     """Rows of all layers, ends included."""
     options = {"score_first": True, "score_last": True, "min_eigenvalues": 3, **options}
-    return score_layers(find_layers(model), Scoring(**options))
+    return score_layers(find_layers(model), Scoring(**nested(options)))
 
 
 def row_of(module: nn.Module, weight: torch.Tensor, **options) -> LayerRow:
@@ -510,7 +510,7 @@ def test_the_score_of_parts_is_the_mean_of_theirs(score):
 )
 def test_options_out_of_range_are_refused(option, value):
     with raises(ValueError, option, repr(value)):
-        Scoring(**{option: value})
+        Scoring(**nested({option: value}))
 
 
 def test_scoring_from_several_threads_leaves_the_settings_and_the_numbers_alone():

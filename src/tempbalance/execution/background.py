@@ -7,8 +7,6 @@ process has only the results that it solved itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from functools import partial
 from threading import Event, Thread, main_thread
 from typing import Any
 
@@ -16,42 +14,54 @@ import torch
 from torch import Tensor
 
 from tempbalance.execution.distributed import SharedScoring, describe, rebuild
-from tempbalance.execution.inline import Outcome, Request
+from tempbalance.execution.inline import Inline
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow
 from tempbalance.spectral.workers import multiplies_in_full
 
 
-class Background:
-    """Starts a scoring in a thread where one is due; its rows take effect ``lag`` calls of ``step`` later.
-
-    Args:
-        lag: The number of those calls.
-    """
+class Background(Inline):
+    """Starts a scoring in a thread where one is due; its rows take effect ``lag`` calls of ``step`` later."""
 
     def __init__(self, lag: int) -> None:
+        super().__init__()
         self.lag = lag
         self._pending: Pending | None = None
+        self._next: Pending | None = None  # replaces it once the call counts
 
-    def rows_at(self, request: Request, *, is_due: bool) -> Outcome:
-        """The rows of the scoring that is due, and the start of the next; a failed scoring raises once."""
+    def rows_at(self, scoring: SharedScoring, *, is_due: bool) -> list[LayerRow] | None:
+        """Return the rows of the scoring that is due, and start the next; a failed scoring raises once."""
         if not is_due:
-            request.check()
-        rows = None
-        if self._pending is not None and request.call >= self._pending.due:
+            scoring.check()
+        rows, self._next = None, self._pending
+        if self._pending is not None and scoring.call >= self._pending.due:
+            self._next = None
             try:
                 rows = self._pending.rows()
             except Exception:
                 self._pending = None
                 raise
         if is_due:
-            started = Pending(request.scoring(), request.call + self.lag)
-            return Outcome(rows, partial(self._replace, started), started.cancel)
-        return Outcome() if rows is None else Outcome(rows, self.close)
+            scoring.plan()
+            self._next = Pending(scoring, scoring.call + self.lag)
+        return rows
 
-    def rows_now(self, request: Request) -> Outcome:
+    def rows_now(self, scoring: SharedScoring) -> list[LayerRow] | None:
         """Score in this thread, and give up the scoring that is under way."""
-        return Outcome(request.scoring().rows(), self.close)
+        self._next = None
+        return super().rows_now(scoring)
+
+    def commit(self) -> None:
+        """Replace the scoring that is under way by the one that was started."""
+        if self._pending is not None and self._pending is not self._next:
+            self._pending.cancel()
+        self._pending, self._next = self._next, None
+
+    def cancel(self) -> None:
+        """Give up the scoring that was started."""
+        if self._next is not None and self._next is not self._pending:
+            self._next.cancel()
+        self._next = None
 
     def wait(self) -> None:
         """Wait for the scoring that is under way, which the processes that share must do together."""
@@ -60,24 +70,26 @@ class Background:
 
     def close(self) -> None:
         """Give up the scoring that is under way."""
-        self._replace(None)
+        self._next = None
+        self.commit()
 
     def state(self) -> dict[str, Any] | None:
-        """The outcome of the scoring that is under way."""
-        return None if self._pending is None else self._pending.state()
+        """Return the outcome of the scoring that is under way."""
+        return None if self._pending is None else self._pending.__getstate__()
 
-    def load(self, state: Mapping[str, Any] | None) -> None:
+    def load(self, state: dict[str, Any] | None) -> None:
         """Continue with the outcome of a scoring."""
-        self._replace(None if state is None else Pending.from_state(dict(state)))
+        if state is not None:
+            self._pending = Pending.__new__(Pending)
+            self._pending.__setstate__(state)
 
-    def _replace(self, pending: Pending | None) -> None:
-        if self._pending is not None:
-            self._pending.cancel()
-        self._pending = pending
+
+class _UnwantedError(Exception):
+    """The outcome is no longer wanted."""
 
 
 class Pending:
-    """A scoring that is under way. After copying, pickling or saving, its outcome is known.
+    """Copies of the weights, and the thread that solves this process' share. Once copied or saved, it is solved.
 
     Args:
         scoring: Planned and agreed on by all processes.
@@ -86,140 +98,100 @@ class Pending:
 
     def __init__(self, scoring: SharedScoring, due: int) -> None:
         self.due = due
-        self._work: _Work | None = _Work(scoring)
+        self._scoring: SharedScoring | None = scoring  # None once the outcome is known
         self._rows: list[LayerRow] = []
         self._error: Exception | None = None
-
-    def finish(self) -> None:
-        """Wait for the outcome, which the processes that share must do together."""
-        if self._work is None:
-            return
-        try:
-            self._rows = self._work.scoring.rows(self._work.wait)
-        except Exception as err:
-            self._error = err
-        self._work = None
+        self._copies = scoring.copy_weights()
+        # full precision of products is a setting of the process, and training may rely on another one
+        self._double = not multiplies_in_full()
+        self._process = os.getpid()
+        self._is_unwanted = self._is_done = self._is_done_for_others = False
+        # Each thread has its own number of threads, but a thread that has never read it takes the last number set
+        # anywhere: so both read it before the other sets its own, and here it is set again.
+        num_threads = torch.get_num_threads()
+        is_set = Event()
+        self._thread = Thread(target=self._run, args=(scoring, is_set), name="tempbalance")
+        self._thread.start()
+        is_set.wait()
+        torch.set_num_threads(num_threads)
 
     def rows(self) -> list[LayerRow]:
-        """A row for each layer, without scales.
-
-        Raises:
-            TempBalanceError: If a weight had no spectrum, or a score was not finite; it names the layer.
-        """
+        """Wait for the rows, without scales; raise what went wrong with them."""
         self.finish()
         if self._error is not None:
             raise self._error
         return self._rows
 
+    def finish(self) -> None:
+        """Wait for the outcome, which the processes that share must do together."""
+        if self._scoring is None:
+            return
+        try:
+            self._rows = self._scoring.rows(self._join)
+        except Exception as err:
+            self._error = err
+        self._scoring, self._copies = None, {}
+
     def cancel(self) -> None:
         """End the thread before its next layer."""
-        if self._work is not None:
-            self._work.is_unwanted = True
+        self._is_unwanted = True
 
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Pending:
-        """A scoring whose outcome is known."""
-        pending = cls.__new__(cls)
-        pending.__setstate__(state)
-        return pending
-
-    def state(self) -> dict[str, Any]:
-        """Plain values, for which this process solves the shares of the others too.
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the outcome as plain values, for which this process solves the shares of the others too.
 
         Raises:
             RuntimeError: If it cannot, because weights are sharded or the process is a fork.
         """
         rows, error = self._rows, self._error
-        if self._work is not None:
-            if self._work.scoring.is_sharded:
+        if self._scoring is not None:
+            if self._scoring.is_sharded:
                 raise RuntimeError(
                     "a scoring of sharded weights is under way: call wait() on every process before saving or copying"
                 )
-            self._work.check_process()
+            self._check_process()
             try:
-                rows = self._work.rows_alone()
+                rows = self._rows_alone(self._scoring)
             except Exception as err:
                 error = err
-        return {
-            "due": self.due,
-            "rows": [row.to_dict() for row in rows],
-            "error": None if error is None else list(describe(error)),
-        }
-
-    __getstate__ = state
+        described = None if error is None else list(describe(error))
+        return {"due": self.due, "rows": [row.to_dict() for row in rows], "error": described}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the values of `state`."""
-        self.due, self._work = state["due"], None
+        self.due, self._scoring = state["due"], None
         self._rows = [LayerRow.from_dict(row) for row in state["rows"]]
-        self._error = None if state["error"] is None else rebuild(tuple(state["error"]))
+        self._error = None if state["error"] is None else rebuild(*state["error"])
 
-
-class _UnwantedError(Exception):
-    """The outcome is no longer wanted."""
-
-
-class _Work:
-    """Copies of the weights, and the thread that solves this process' share of them."""
-
-    def __init__(self, scoring: SharedScoring) -> None:
-        self.scoring, self.is_unwanted = scoring, False
-        self._copies = scoring.copy_weights()
-        # full precision of products is a setting of the process, and training may rely on another one
-        self._double = not multiplies_in_full()
-        self._failed: Exception | None = None
-        self._process = os.getpid()
-        self._is_done = self._is_done_for_others = False
-        # Each thread has its own number of threads, but a thread that has never read it takes the last number set
-        # anywhere: so both read it before the other sets its own, and here it is set again.
-        num_threads = torch.get_num_threads()
-        is_set = Event()
-        self._thread = Thread(target=self._run, args=(is_set,), name="tempbalance")
-        self._thread.start()
-        is_set.wait()
-        torch.set_num_threads(num_threads)
-
-    def wait(self) -> None:
-        """Wait for this process' share.
-
-        Raises:
-            Exception: What went wrong with it.
-            RuntimeError: If the process is a fork, in which the thread does not run.
-        """
+    def _join(self) -> None:
+        """Wait for this process' share; raise what went wrong with it."""
         self._thread.join()
-        if self._failed is not None:
-            raise self._failed
-        self.check_process()
+        if self._error is not None:
+            raise self._error
+        self._check_process()
 
-    def check_process(self) -> None:
-        """Refuse a fork, in which the thread does not run.
-
-        Raises:
-            RuntimeError: If the process is one.
-        """
+    def _check_process(self) -> None:
+        """Refuse a fork, in which the thread does not run."""
         if os.getpid() != self._process and not self._is_done:
             raise RuntimeError("a scoring was under way when the process was forked: go on in the one that started it")
 
-    def rows_alone(self) -> list[LayerRow]:
-        """The rows, without help from the other processes."""
-        self.wait()
+    def _rows_alone(self, scoring: SharedScoring) -> list[LayerRow]:
+        self._join()
         if not self._is_done_for_others:
-            self.scoring.solve_copies(self._load, mine=False, double=self._double)
+            scoring.solve_copies(self._load, mine=False, double=self._double)
             self._is_done_for_others = True
-        return self.scoring.plan.rows()
+        return scoring.planned.rows()
 
-    def _run(self, is_set: Event) -> None:
+    def _run(self, scoring: SharedScoring, is_set: Event) -> None:
         torch.get_num_threads()
         torch.set_num_threads(1)
         is_set.set()
         try:
-            self.scoring.solve_copies(self._load, mine=True, double=self._double)
+            scoring.solve_copies(self._load, mine=True, double=self._double)
             self._is_done = True
         except Exception as err:
-            self._failed = err
+            self._error = err
 
     def _load(self, layer: Layer) -> Tensor:
-        """The copy of a weight while the outcome is wanted; at its end the process waits for threads."""
-        if self.is_unwanted or not main_thread().is_alive():
+        """Return the copy of a weight while the outcome is wanted; at its end the process waits for threads."""
+        if self._is_unwanted or not main_thread().is_alive():
             raise _UnwantedError
         return self._copies[layer.name]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -26,7 +26,6 @@ from tempbalance.spectral.eigenvalues import check_weight
 from tempbalance.spectral.tail import TailFit
 
 T = TypeVar("T")
-Described = tuple[str, str]  # an error's type and sentence
 _KNOWN: tuple[type[Exception], ...] = (
     ScoreError, TailError, TempBalanceError, WeightError, RuntimeError, TypeError, ValueError
 )  # fmt: skip
@@ -47,28 +46,17 @@ class Team:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that share the work.
-
-    Attributes:
-        rank: Which one it is.
-        size: How many there are.
-        group: Their process group, ``None`` for torch's default one.
-    """
+    """This process among those that share the work; without a group they are those of torch's default one."""
 
     rank: int = 0
     size: int = 1
     group: Any = None
 
     def exchange(self, call: str, work: Callable[[], T]) -> list[T]:
-        """The result of each process, in the order of ranks.
-
-        Args:
-            call: Name of the call, which must be the same on all processes.
-            work: Returns plain values; an error in it is raised on every process.
+        """Return the plain values that ``work`` returns on each process; an error in one is raised on all.
 
         Raises:
-            RuntimeError: If the processes make different calls, or one has an error of a type unknown here.
-            Exception: The error of the first process that has one.
+            RuntimeError: If the processes make different calls.
         """
         if self.size == 1:
             return [work()]
@@ -82,12 +70,12 @@ class Ranks:
         check_equal([call for call, _, _ in answers], "the processes must make the same calls in the same order")
         for rank, (_, error, _) in enumerate(answers):
             if error is not None:
-                raise caught if rank == self.rank and caught is not None else rebuild(error)
+                raise caught if rank == self.rank and caught is not None else rebuild(*error)
         return [value for _, _, value in answers]
 
 
 def find_ranks(share: Any) -> Ranks:
-    """The processes that share the work now; one if nothing is shared or torch.distributed is not in use."""
+    """Return the processes that share the work now; one if nothing is shared or torch.distributed is not in use."""
     distributed = torch.distributed
     if share is False or not distributed.is_available() or not distributed.is_initialized():
         return Ranks()
@@ -96,24 +84,17 @@ def find_ranks(share: Any) -> Ranks:
 
 
 def check_share(share: Any) -> bool | Team:
-    """The option ``share``, checked.
-
-    Raises:
-        TypeError: If it is neither a bool nor a process group.
-        ValueError: If it is a group that this process is not in.
-    """
+    """Return the option ``share``, or raise if it is neither a bool nor a process group that this process is in."""
     if isinstance(share, bool | Team):
         return share
     distributed = torch.distributed
-    if not distributed.is_available():
-        raise TypeError(f"share must be True or False, got {share!r}")
-    if share is distributed.GroupMember.NON_GROUP_MEMBER or (
-        isinstance(share, distributed.ProcessGroup) and distributed.get_rank(share) < 0
-    ):
-        raise ValueError("share must be a process group that this process is in")
-    if not isinstance(share, distributed.ProcessGroup):
-        raise TypeError(f"share must be True, False or a process group, got {share!r}")
-    return Team(share)
+    if distributed.is_available():
+        is_group = isinstance(share, distributed.ProcessGroup)
+        if share is distributed.GroupMember.NON_GROUP_MEMBER or (is_group and distributed.get_rank(share) < 0):
+            raise ValueError("share must be a process group that this process is in")
+        if is_group:
+            return Team(share)
+    raise TypeError(f"share must be True, False or a process group, got {share!r}")
 
 
 def share_out(costs: Sequence[int], num_ranks: int) -> list[int]:
@@ -132,24 +113,19 @@ def share_out(costs: Sequence[int], num_ranks: int) -> list[int]:
 
 
 def check_equal(values: Sequence[str], rule: str) -> None:
-    """Refuse values that differ from those of rank 0.
-
-    Raises:
-        RuntimeError: If one is different.
-    """
+    """Refuse values that differ from those of rank 0."""
     for rank, value in enumerate(values):
         if value != values[0]:
             raise RuntimeError(f"{rule}: rank 0 has {values[0]}, rank {rank} has {value}")
 
 
-def describe(error: Exception) -> Described:
-    """An error as plain strings."""
+def describe(error: Exception) -> tuple[str, str]:
+    """Return the type and the sentence of an error."""
     return type(error).__name__, str(error)
 
 
-def rebuild(described: Described) -> Exception:
-    """The error again; an error of a type that is not known here becomes a RuntimeError with its name."""
-    name, sentence = described
+def rebuild(name: str, sentence: str) -> Exception:
+    """Return the error again; an error of a type that is not known here becomes a RuntimeError with its name."""
     kind = {each.__name__: each for each in _KNOWN}.get(name)
     return kind(sentence) if kind is not None else RuntimeError(f"{name}: {sentence}")
 
@@ -160,79 +136,81 @@ _SAME = "the processes must hold the same model with the same options (share=Fal
 
 Choose = Callable[[Sequence[Layer], Mapping[str, int]], list[str]]
 _Sums = tuple[float, float]  # of a weight's entries, and their norm
-_Result = tuple[str, int, str, float | None, tuple[float, float, float, int] | None]
 
 
+@dataclass(eq=False)
 class SharedScoring:
-    """A scoring that all processes have planned and agreed on; `rows` solves it.
-
-    Args:
-        find: Returns the model's layers.
-        scoring: How layers are scored.
-        ranks: The processes that take part.
-        call: Name of the call, which must be the same on all processes.
-        options: Options that must be the same on all processes.
-        choose: Returns the layers to solve, given those that can be solved and their costs; rank 0 chooses. By default
-            all are solved.
-        device: Where to solve, as in `Execution`.
+    """The scoring of a call: `plan` finds the layers, and all processes agree on it; `rows` solves it.
 
     Attributes:
+        name: The call, which must be the same on all processes.
+        call: How often ``step`` has been called, this time included.
+        check: Raises if the call cannot be made.
+        find: Checks, and returns the model's layers and the options that must be the same on all processes.
+        scoring: How layers are scored.
+        share, device: As in `Execution`.
+        earlier: The rows of the scoring before.
+        placed: Type of the device that the model is on.
         costs: Cost of each layer that can be solved, by name.
-
-    Raises:
-        RuntimeError: If the processes hold different models or options, or make different calls.
-        WeightError: If a weight differs between processes, or has no spectrum.
-        ValueError: If a pattern of ``fused`` or a root matches no layer.
     """
 
-    def __init__(
-        self,
-        find: Callable[[], list[Layer]],
-        scoring: Scoring,
-        ranks: Ranks,
-        *,
-        call: str,
-        options: Mapping[str, Any],
-        choose: Choose | None = None,
-        device: str | None = None,
-    ) -> None:
-        self.scoring, self.ranks, self.call, self.device = scoring, ranks, call, device
-        answers = ranks.exchange(f"{call}, plan", partial(self._plan, find, options, choose))
+    name: str
+    call: int
+    check: Callable[[], None]
+    find: Callable[[], tuple[list[Layer], Mapping[str, Any]]]
+    scoring: Scoring
+    share: Any
+    device: str | None
+    earlier: Sequence[LayerRow]
+    placed: str
+
+    def plan(self, choose: Choose | None = None) -> None:
+        """Find the layers, and agree with the other processes on those to solve: all, or the choice of rank 0.
+
+        Raises:
+            RuntimeError: If the processes hold different models or options, or make different calls.
+            WeightError: If a weight differs between processes, or has no spectrum.
+            ValueError: If a pattern of ``fused`` or a root matches no layer.
+        """
+        self.ranks = ranks = find_ranks(self.share)
+        answers = ranks.exchange(f"{self.name}, plan", partial(self._plan, choose))
+        del self.find, self.check  # a scoring in the background must not hold the scheduler
         if len({digest for digest, *_ in answers}) > 1:
-            for lines in zip_longest(*ranks.exchange(f"{call}, lines", lambda: self.lines), fillvalue="nothing more"):
+            all_lines = ranks.exchange(f"{self.name}, lines", lambda: self.lines)
+            for lines in zip_longest(*all_lines, fillvalue="nothing more"):
                 check_equal(lines, _SAME)
         all_sums = [sums for _, sums, _ in answers]
         if choose is not None:
             chosen = set(answers[0][2])
-            self._take(name for name in self.costs if name in chosen)
-            all_sums = ranks.exchange(f"{call}, weights", self._sums) if self.jobs else []
-        for layer, *sums in zip(self.replicas, *all_sums, strict=True):
+            self._take([name for name in self.costs if name in chosen])
+            all_sums = ranks.exchange(f"{self.name}, weights", self._sums) if self.jobs else []
+        for layer, *sums in zip(self._replicas(), *all_sums, strict=True):
             with naming(layer):
-                _check_replicas(sums)
+                for of_parameter in zip(*sums, strict=True):
+                    _check_replicas(of_parameter)
 
-    def rows(self, solve_mine: Callable[[], None] | None = None, *, earlier: Sequence[LayerRow] = ()) -> list[LayerRow]:
-        """A row for each layer, the same on every process.
+    def rows(self, solve_mine: Callable[[], None] | None = None) -> list[LayerRow]:
+        """Return a row for each layer, the same on every process; layers that were not chosen keep the earlier ones.
 
         Args:
             solve_mine: Solves this process' share; without it, that is done now.
-            earlier: The rows of layers that could be solved and were not chosen.
 
         Raises:
             TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
         """
-        if self.ranks.size == 1 and solve_mine is None:
-            solve(self._my_jobs(self.layers), self.scoring, load=_load_whole, device=self.device)
-        else:
+        if self.ranks.size > 1:
             self._share_results(solve_mine or self._solve)
-        kept = {row.name: row for row in earlier if row.name in self.costs and row.name not in self.jobs}
-        return [kept.get(row.name, row) for row in self.plan.rows()]
+        elif solve_mine is not None:
+            solve_mine()
+        else:
+            solve(self._my_jobs(self.layers), self.scoring, load=Layer.gather, device=self.device)
+        kept = {row.name: row for row in self.earlier if row.name in self.costs and row.name not in self.jobs}
+        return [kept.get(row.name, row) for row in self.planned.rows()]
 
-    def _share_results(self, solve_mine: Callable[[], None]) -> None:
-        """Solve this process' share, and fill in the jobs of all processes."""
-        answers = self.ranks.exchange(f"{self.call}, results", partial(self._results, solve_mine))
-        for name, index, reason, score, fit in (result for results in answers for result in results):
-            job = self.plan.jobs[name][index]
-            job.reason, job.score, job.fit = reason, score, TailFit(*fit) if fit is not None else None
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers that are solved, the most expensive first."""
+        return [jobs[0].layer for jobs in self.jobs.values()]
 
     @property
     def is_sharded(self) -> bool:
@@ -240,15 +218,11 @@ class SharedScoring:
         return self.ranks.size > 1 and any(layer.sharded for layer in self.layers)
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """Copy the weights to the CPU, by layer; of sharded weights those that this process solves.
-
-        Raises:
-            WeightError: If a weight has no spectrum; it names the layer.
-        """
+        """Copy the weights to the CPU, by layer; of sharded weights those that this process solves."""
         copies = {}
         for layer in self.layers:
             with naming(layer):
-                weight = layer.gather() if layer.sharded else layer.weight()
+                weight = layer.gather()
                 check_weight(weight)
                 if not layer.sharded or self._is_mine(layer):
                     copies[layer.name] = weight.to("cpu", copy=True)
@@ -256,25 +230,18 @@ class SharedScoring:
         return copies
 
     def solve_copies(self, load: Callable[[Layer], Tensor], *, mine: bool, double: bool) -> None:
-        """Solve this process' share in the calling thread, or the share of the others.
-
-        Args:
-            load: Gives the copy of a layer's weight.
-            mine: Whose share.
-            double: Work in float64 from the start.
-        """
+        """Solve copies in the calling thread: those of this process' share, or of the others'."""
         layers = [layer for layer in self.layers if self._is_mine(layer) is mine]
         jobs = [job for layer in layers for job in self.jobs[layer.name]]
         solve(jobs, self.scoring, load=load, beside=mine, double=double)
 
-    def _plan(
-        self, find: Callable[[], list[Layer]], options: Mapping[str, Any], choose: Choose | None
-    ) -> tuple[str, list[_Sums], list[str]]:
+    def _plan(self, choose: Choose | None) -> tuple[str, list[list[_Sums]], list[str]]:
         """Plan the scoring; return a digest and sums that must agree on all processes, and the chosen layers."""
-        self.plan = plan = plan_layers(find(), self.scoring)
+        layers, options = self.find()
+        self.planned = plan = plan_layers(layers, self.scoring)
         costs = {name: sum(job.cost for job in each if not job.reason) for name, each in plan.jobs.items()}
         self.costs = {name: cost for name, cost in costs.items() if cost}
-        self._take(self.costs)
+        self._take(list(self.costs))
         for layer in self.layers:
             for each in layer.sharded:
                 with naming(layer):
@@ -288,22 +255,18 @@ class SharedScoring:
             return digest, self._sums(), []
         return digest, [], choose(self.layers, self.costs) if self.ranks.rank == 0 else []
 
-    def _take(self, names: Iterable[str]) -> None:
+    def _take(self, names: Sequence[str]) -> None:
         """Set which layers are solved, and which rank solves each."""
-        costs = {name: self.costs[name] for name in names}
-        jobs = {name: [job for job in self.plan.jobs[name] if not job.reason] for name in costs}
-        self.jobs = {name: jobs[name] for name in sorted(costs, key=lambda name: -costs[name])}
-        self.owner = dict(zip(costs, share_out(list(costs.values()), self.ranks.size), strict=True))
-        whole = [layer for layer in self.layers if not layer.sharded and self.ranks.size > 1]
-        self.replicas = [layer for layer in whole for _ in layer.parameters]
+        by_cost = sorted(names, key=lambda name: -self.costs[name])
+        self.jobs = {name: [job for job in self.planned.jobs[name] if not job.reason] for name in by_cost}
+        self.owner = dict(zip(names, share_out([self.costs[name] for name in names], self.ranks.size), strict=True))
 
-    def _sums(self) -> list[_Sums]:
-        return [_sums(each) for layer in dict.fromkeys(self.replicas) for each in layer.parameters]
+    def _replicas(self) -> list[Layer]:
+        """Return the layers whose weights must be the same on all processes."""
+        return [layer for layer in self.layers if not layer.sharded] if self.ranks.size > 1 else []
 
-    @property
-    def layers(self) -> list[Layer]:
-        """The layers that are solved, the most expensive first."""
-        return [jobs[0].layer for jobs in self.jobs.values()]
+    def _sums(self) -> list[list[_Sums]]:
+        return [[_sums(each) for each in layer.parameters] for layer in self._replicas()]
 
     def _is_mine(self, layer: Layer) -> bool:
         return self.owner[layer.name] == self.ranks.rank
@@ -311,30 +274,37 @@ class SharedScoring:
     def _my_jobs(self, layers: list[Layer]) -> list[Job]:
         return [job for layer in layers if self._is_mine(layer) for job in self.jobs[layer.name]]
 
-    def _results(self, solve_mine: Callable[[], None]) -> list[_Result]:
-        solve_mine()
-        return [_result(job) for job in self._my_jobs(self.layers)]
+    def _share_results(self, solve_mine: Callable[[], None]) -> None:
+        """Solve this process' share, and fill in the jobs of all processes."""
+
+        def results() -> list[tuple[Any, ...]]:
+            solve_mine()
+            return [
+                (job.layer.name, job.index, job.reason, job.score, job.fit and astuple(job.fit))
+                for job in self._my_jobs(self.layers)
+            ]
+
+        answers = self.ranks.exchange(f"{self.name}, results", results)
+        for name, index, reason, score, fit in (result for each in answers for result in each):
+            job = self.planned.jobs[name][index]
+            job.reason, job.score, job.fit = reason, score, fit and TailFit(*fit)
 
     def _solve(self) -> None:
         """Solve this process' share; after an error it still takes part in gathering."""
         failed: Exception | None = None
         for layers in self._rounds():
-            failed = self._solve_round(layers, failed)
+            held = self._gather(layers)
+            try:
+                if failed is None:
+                    solve(self._my_jobs(layers), self.scoring, load=partial(_load, held), device=self.device)
+            except Exception as err:
+                failed = err
+            del held
         if failed is not None:
             raise failed
 
-    def _solve_round(self, layers: list[Layer], failed: Exception | None) -> Exception | None:
-        held = self._gather(layers)
-        if failed is not None:
-            return failed
-        try:
-            solve(self._my_jobs(layers), self.scoring, load=partial(_load, held), device=self.device)
-        except Exception as err:
-            return err
-        return None
-
     def _rounds(self) -> Iterator[list[Layer]]:
-        """Layers that are solved together: no process holds more gathered bytes than the largest layer has."""
+        """Yield layers that are solved together: no process holds more gathered bytes than the largest layer has."""
         layers = self.layers
         most = max(map(_num_gathered, layers), default=0)
         held = [0] * self.ranks.size
@@ -360,27 +330,17 @@ class SharedScoring:
         return held
 
 
-def _load_whole(layer: Layer) -> Tensor:
-    return layer.gather() if layer.sharded else layer.weight()
-
-
 def _load(held: Mapping[str, Tensor], layer: Layer) -> Tensor:
     return held[layer.name] if layer.name in held else layer.weight()
 
 
 def _num_gathered(layer: Layer) -> int:
-    """Bytes of a layer's parameters that must be gathered."""
+    """Return the bytes of a layer's parameters that must be gathered."""
     return sum(each.shape.numel() * each.parameter.dtype.itemsize for each in layer.sharded)
 
 
-def _result(job: Job) -> _Result:
-    fit = job.fit
-    numbers = None if fit is None else (float(fit.alpha), float(fit.xmin), float(fit.ks), int(fit.num_tail))
-    return job.layer.name, job.index, job.reason, job.score, numbers
-
-
 def _sums(weight: Tensor) -> _Sums:
-    """Two sums that differ for different weights; zeros for a weight that is refused later."""
+    """Return two sums that differ for different weights; zeros for a weight that is refused later."""
     if weight.is_meta or weight.layout != torch.strided or not weight.is_floating_point():
         return 0.0, 0.0
     weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
@@ -389,10 +349,9 @@ def _sums(weight: Tensor) -> _Sums:
 
 def _check_replicas(sums: Sequence[_Sums]) -> None:
     """Refuse weights that differ between processes, or are not finite on some of them."""
-    is_bad = [not math.isfinite(norm) for _, norm in sums]
-    if any(is_bad) and not all(is_bad):  # on all, it is for the one that solves it to tell
-        ranks = [rank for rank, bad in enumerate(is_bad) if bad]
-        raise WeightError(f"must be finite, has an entry that is NaN or infinite on ranks {ranks}")
+    bad = [rank for rank, (_, norm) in enumerate(sums) if not math.isfinite(norm)]
+    if 0 < len(bad) < len(sums):  # on all, it is for the one that solves it to tell
+        raise WeightError(f"must be finite, has an entry that is NaN or infinite on ranks {bad}")
     for rank, (total, norm) in enumerate(sums):
         if abs(total - sums[0][0]) > _DRIFT * max(norm, sums[0][1]):
             where = f"the entries add up to {sums[0][0]:.6g} on rank 0, to {total:.6g} on rank {rank}"

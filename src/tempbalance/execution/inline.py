@@ -1,20 +1,19 @@
 """Which rows take effect at a call of ``step``: the question that `Inline`, `Background` and `Budgeted` answer.
 
-A scheduler asks with a `Request` and gets an `Outcome`. Nothing takes effect before `Outcome.commit`, so that a call
-that fails leaves everything as it was.
+A scheduler asks with the `SharedScoring` of the call. Nothing takes effect before `commit`, so a call that fails
+changes nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch.distributed import ProcessGroup
 
 from tempbalance.errors import check_count, warn
-from tempbalance.execution.distributed import Choose, SharedScoring, Team, check_share
+from tempbalance.execution.distributed import SharedScoring, Team, check_share
 from tempbalance.ranking.table import LayerRow
 
 _MUCH = 0.2  # share of the time above which scoring is worth a warning
@@ -63,58 +62,36 @@ class Execution:
             )
 
 
-@dataclass(frozen=True)
-class Request:
-    """A call that may score layers.
+class Inline:
+    """Scores all layers in the call at which a scoring is due. `Background` and `Budgeted` change when that is.
 
-    Attributes:
-        name: The call, which must be the same on all processes.
-        call: How often ``step`` has been called, this time included.
-        check: Raises if the call cannot be made.
-        plan: Checks, finds the layers and agrees with the other processes; given a function, on the layers it chooses.
-        earlier: The rows of the scoring before.
-        device: Type of the device that the model is on.
+    Scoring that takes much of the training time is warned of once; the first scoring does not count.
     """
 
-    name: str
-    call: int
-    check: Callable[[], None]
-    plan: Callable[[str, Callable[[], None], Choose | None], SharedScoring]
-    earlier: Sequence[LayerRow] = ()
-    device: str = "cpu"
+    def __init__(self) -> None:
+        self._since: float | None = None  # the end of the first scoring
+        self._spent, self._has_warned = 0.0, False
 
-    def scoring(self, choose: Choose | None = None) -> SharedScoring:
-        """Plan a scoring for this call."""
-        return self.plan(self.name, self.check, choose)
+    def rows_at(self, scoring: SharedScoring, *, is_due: bool) -> list[LayerRow] | None:
+        """Return the rows, without scales, that take effect at a call of ``step``; None if no new ones do."""
+        if not is_due:
+            scoring.check()
+            return None
+        start = time.perf_counter()
+        scoring.plan()
+        rows = scoring.rows()
+        self._watch(start, time.perf_counter())
+        return rows
 
+    def rows_now(self, scoring: SharedScoring) -> list[LayerRow] | None:
+        """Score all layers, whatever is due."""
+        return Inline.rows_at(self, scoring, is_due=True)
 
-def _nothing() -> None:
-    pass
+    def commit(self) -> None:
+        """Let the last answer count."""
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """The answer to a `Request`.
-
-    Attributes:
-        rows: The rows that take effect, without scales; None if no new ones do.
-        commit: Let the answer count.
-        cancel: Give it up.
-    """
-
-    rows: list[LayerRow] | None = None
-    commit: Callable[[], None] = _nothing
-    cancel: Callable[[], None] = _nothing
-
-
-class Source(Protocol):
-    """Answers which rows take effect."""
-
-    def rows_at(self, request: Request, *, is_due: bool) -> Outcome:
-        """Answer a call of ``step`` at which a scoring is due or not."""
-
-    def rows_now(self, request: Request) -> Outcome:
-        """Score all layers at once, whatever is due."""
+    def cancel(self) -> None:
+        """Give the last answer up."""
 
     def wait(self) -> None:
         """Wait for a scoring that is under way."""
@@ -123,61 +100,18 @@ class Source(Protocol):
         """Give up a scoring that is under way."""
 
     def state(self) -> dict[str, Any] | None:
-        """Plain values from which `load` continues."""
+        """Return plain values from which `load` continues."""
+        return None
 
-    def load(self, state: Mapping[str, Any] | None) -> None:
+    def load(self, state: dict[str, Any] | None) -> None:
         """Continue from a state."""
 
-
-class Inline:
-    """Scores all layers in the call at which a scoring is due."""
-
-    def __init__(self) -> None:
-        self._watch = Watch()
-
-    def rows_at(self, request: Request, *, is_due: bool) -> Outcome:
-        """Score if a scoring is due."""
-        if not is_due:
-            request.check()
-            return Outcome()
-        with self._watch:
-            return Outcome(request.scoring().rows())
-
-    def rows_now(self, request: Request) -> Outcome:
-        """Score."""
-        with self._watch:
-            return Outcome(request.scoring().rows())
-
-    def wait(self) -> None:
-        """Nothing is ever under way."""
-
-    def close(self) -> None:
-        """Nothing is ever under way."""
-
-    def state(self) -> None:
-        """Nothing has to be saved."""
-
-    def load(self, state: Mapping[str, Any] | None) -> None:
-        """Nothing has to be loaded."""
-
-
-class Watch:
-    """Times scorings, and warns once if they take much of the training time; the first does not count."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None  # the end of the first
-        self._spent, self._has_warned = 0.0, False
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        now = time.perf_counter()
+    def _watch(self, start: float, end: float) -> None:
         if self._since is None:
-            self._since = now
+            self._since = end
             return
-        self._spent += now - self._start
-        share = self._spent / (now - self._since)
+        self._spent += end - start
+        share = self._spent / (end - self._since)
         if share > _MUCH and self._spent > _LONG and not self._has_warned:
             self._has_warned = True
             warn(

@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import SWALR
 
 from tempbalance.errors import TempBalanceError, check_count
 from tempbalance.model.layers import Layer, find_layers, owners
@@ -22,25 +21,7 @@ LABEL = "layer"
 
 # The attributes in which torch's schedulers keep one value per group.
 _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
-_KNOWN = (
-    lr_scheduler.LambdaLR,
-    lr_scheduler.MultiplicativeLR,
-    lr_scheduler.StepLR,
-    lr_scheduler.MultiStepLR,
-    lr_scheduler.ConstantLR,
-    lr_scheduler.LinearLR,
-    lr_scheduler.ExponentialLR,
-    lr_scheduler.PolynomialLR,
-    lr_scheduler.CosineAnnealingLR,
-    lr_scheduler.CosineAnnealingWarmRestarts,
-    lr_scheduler.CyclicLR,
-    lr_scheduler.OneCycleLR,
-    lr_scheduler.ReduceLROnPlateau,
-    lr_scheduler.SequentialLR,
-    lr_scheduler.ChainedScheduler,
-    SWALR,
-)
-
+_OF_TORCH = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 Group = dict[str, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,14 +33,12 @@ def _naming_options_of_scheduler(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if kwargs.keys() - own:
+        for name in kwargs.keys() - own:
             scheduler = import_module("tempbalance.optim.scheduler")  # by name, because it imports this module
-            options = inspect.signature(scheduler.TempBalance).parameters
-            for name in kwargs:
-                if name not in own and name in options:
-                    raise TypeError(
-                        f"{function.__name__}() has no argument {name!r}: it is an option of TempBalance, pass it there"
-                    )
+            if name in inspect.signature(scheduler.TempBalance).parameters:
+                raise TypeError(
+                    f"{function.__name__}() has no argument {name!r}: it is an option of TempBalance, pass it there"
+                )
         return function(*args, **kwargs)
 
     return checked
@@ -131,14 +110,18 @@ def split_param_groups(
             ``layer`` for something else, if the optimizer was built before the model was sharded, or if
             ``min_eigenvalues`` is negative.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    _check_optimizer(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS allows one param group only, so it cannot be split by layer")
     groups = optimizer.param_groups
     every = flatten(schedulers)
     for scheduler in every:
-        _check_scheduler(scheduler, optimizer)
+        if type(scheduler).__module__ not in _OF_TORCH:
+            raise TypeError(
+                f"{type(scheduler).__name__} is not a torch scheduler, so its per-group values are unknown: "
+                "split the optimizer first, then build the scheduler"
+            )
+        _check_lists(scheduler, optimizer, _PER_GROUP)
     layers = find_layers(model)
     _check_sharded_first(optimizer, model)
     split = _split_all(groups, layers, min_eigenvalues)
@@ -153,17 +136,8 @@ def split_param_groups(
 def check_belonging(
     optimizer: torch.optim.Optimizer, model: nn.Module, schedule: lr_scheduler.LRScheduler | None
 ) -> None:
-    """Check that optimizer, model and schedule belong together.
-
-    Raises:
-        TypeError: If one of them has the wrong type.
-        ValueError: If no group is labelled with one of the model's layers, a label does not fit its group, or the
-            schedule was built for other groups.
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    """Refuse an optimizer, a model and a schedule that do not belong together, or groups without labels."""
+    _check_optimizer(optimizer)
     owner = owners(find_layers(model))
     _check_sharded_first(optimizer, model)
     held = {each for group in optimizer.param_groups for each in group["params"]}
@@ -187,29 +161,14 @@ def check_belonging(
     if not isinstance(schedule, lr_scheduler.LRScheduler):
         raise TypeError(f"schedule must be a torch scheduler, got {type(schedule).__name__}")
     for each in flatten([schedule]):
-        if each.optimizer is not optimizer:
-            raise ValueError(f"schedule {type(each).__name__} belongs to another optimizer")
         adapts = getattr(each, "default_min_lr", None) is not None  # ReduceLROnPlateau with one bound for all groups
-        lists = [getattr(each, name, None) for name in ("base_lrs", "min_lrs") if not (adapts and name == "min_lrs")]
-        for values in lists:
-            if values is not None and len(values) != len(optimizer.param_groups):
-                raise ValueError(
-                    f"schedule {type(each).__name__} was built for {len(values)} param groups, but the optimizer has "
-                    f"{len(optimizer.param_groups)}: build it after the split, or pass it to "
-                    "split_param_groups(optimizer, model, schedulers=[schedule])"
-                )
+        _check_lists(each, optimizer, ["base_lrs"] if adapts else ["base_lrs", "min_lrs"])
 
 
 def check_same_parameters(layers: Sequence[Layer], optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that still trains the parameters of a module that was replaced in the model.
 
-    Args:
-        layers: The layers of the model now.
-        optimizer: An optimizer with labelled groups.
-
-    Raises:
-        RuntimeError: If a labelled group holds parameters that no layer has any more, while its layer has parameters
-            that no group holds; it names the layer.
+    Its group then holds parameters that no layer has any more, and its layer has parameters that no group holds.
     """
     present = {id(each) for layer in layers for each in [*layer.parameters, *layer.followers]}
     trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -224,6 +183,11 @@ def check_same_parameters(layers: Sequence[Layer], optimizer: torch.optim.Optimi
                 "replaced after the optimizer was built, so its new weights are not trained. Replace modules first, "
                 "then build the optimizer from tempbalance.param_groups(model), and TempBalance"
             )
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
 
 
 def _check_sharded_first(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -247,7 +211,10 @@ def _split_all(groups: Iterable[Group], layers: Sequence[Layer], min_eigenvalues
     """Return the groups that each group is split into."""
     check_count("min_eigenvalues", min_eigenvalues, least=0)
     owner = owners(layers)
-    listed = [{**group, "params": _list_params(group["params"])} for group in groups]
+    listed = [
+        {**group, "params": [params] if isinstance(params := group["params"], Tensor) else list(params)}
+        for group in groups
+    ]
     held = {owner.get(_tensor_of(param)) for group in listed for param in group["params"]} - {None}
     small = {layer.name for layer in layers if _longest_side(layer) < min_eigenvalues} if min_eigenvalues else set()
     if held <= small:  # without any label, TempBalance would take the optimizer for one that was not split
@@ -264,10 +231,6 @@ def _longest_side(layer: Layer) -> float:
     return math.inf if parts is None else max((min(part.slices.shape[1:]) for part in parts), default=0)
 
 
-def _list_params(params: Any) -> list[Any]:
-    return [params] if isinstance(params, Tensor) else list(params)
-
-
 def _tensor_of(param: Any) -> Any:
     """Return the tensor of a parameter or of a pair of its name and itself."""
     return param[1] if isinstance(param, tuple) else param
@@ -282,9 +245,8 @@ def _split(group: Group, owner: Mapping[nn.Parameter, str], small: Collection[st
     for param, name in zip(params, names, strict=True):
         label = owner.get(_tensor_of(param))
         members.setdefault(None if label in merged else label, []).append((param, name))
-    rest = members.pop(None, None)
-    if rest is not None or not members:
-        members[None] = rest or []
+    if None in members or not members:
+        members[None] = members.pop(None, [])
     if LABEL in group and list(members) != [group[LABEL]]:
         raise ValueError(
             f"a param group has the key {LABEL!r} with value {group[LABEL]!r}, but holds parameters of layers "
@@ -292,8 +254,7 @@ def _split(group: Group, owner: Mapping[nn.Parameter, str], small: Collection[st
         )
     parts = []
     for label, pairs in members.items():
-        part = {key: copy_value(value) for key, value in group.items()}
-        part["params"] = [param for param, _ in pairs]
+        part = {key: copy_value(value) for key, value in group.items()} | {"params": [param for param, _ in pairs]}
         if "param_names" in group:
             part["param_names"] = [name for _, name in pairs]
         if label is not None:
@@ -307,19 +268,15 @@ def flatten(schedulers: Iterable[Any]) -> list[Any]:
     return [each for one in schedulers if one is not None for each in [one, *flatten(getattr(one, "_schedulers", ()))]]
 
 
-def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Check that the per-group lists of a scheduler are known and belong to the optimizer."""
-    if type(scheduler) not in _KNOWN:
-        raise TypeError(
-            f"{type(scheduler).__name__} is not a torch scheduler, so its per-group values are unknown: "
-            "split the optimizer first, then build the scheduler"
-        )
+def _check_lists(scheduler: Any, optimizer: torch.optim.Optimizer, keys: Sequence[str]) -> None:
+    """Refuse a scheduler of another optimizer, or with lists that do not have one value for each group."""
     if scheduler.optimizer is not optimizer:
-        raise ValueError(f"{type(scheduler).__name__} belongs to another optimizer")
-    num_groups = len(optimizer.param_groups)
-    for key in _PER_GROUP:
-        values = scheduler.__dict__.get(key)
-        if isinstance(values, list) and len(values) != num_groups:
+        raise ValueError(f"schedule {type(scheduler).__name__} belongs to another optimizer")
+    for key in keys:
+        values = getattr(scheduler, key, None)
+        if isinstance(values, list) and len(values) != len(optimizer.param_groups):
             raise ValueError(
-                f"{type(scheduler).__name__}.{key} has {len(values)} entries, but the optimizer has {num_groups} groups"
+                f"{type(scheduler).__name__}.{key} has {len(values)} entries, but the optimizer has "
+                f"{len(optimizer.param_groups)} param groups: build the schedule after the split, or pass it to "
+                "split_param_groups(optimizer, model, schedulers=[schedule])"
             )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tempbalance.optim.param_groups import LABEL
+from tempbalance.optim.param_groups import LABEL, copy_value
 
 Rate = float | Tensor
 Group = dict[str, Any]
@@ -36,30 +36,25 @@ class BaseValues:
 
     def __init__(self, optimizer: Optimizer, targets: Sequence[str]) -> None:
         self.optimizer = optimizer
-        self._values: dict[str, list[Rate]] = {target: [] for target in dict.fromkeys(("lr", *targets))}
+        self.values: dict[str, list[Rate]] = {target: [] for target in dict.fromkeys(("lr", *targets))}
         self._written: dict[str, list[Rate]] = {}
         self._versions: dict[str, list[int]] = {}  # of the Tensors among them
         self._groups: list[Group] = []  # which were written
         self._scales: dict[str, tuple[Mapping[str, float], list[float]]] = {}  # by layer, and by group
         self._add_groups()
 
-    def state(self) -> dict[str, list[Rate]]:
-        """The base values, by target."""
-        return {target: list(values) for target, values in self._values.items()}
-
     def load(self, values: Mapping[str, Sequence[Rate]]) -> None:
         """Take base values from a state."""
         groups = self.optimizer.param_groups
-        self._values = {
+        self.values = {
             target: [_like(group[target], base) for group, base in zip(groups, bases, strict=True)]
             for target, bases in values.items()
         }
         self._groups, self._scales = [], {}
 
-    def scaled(self, scales: Mapping[str, float], target: str = "lr") -> list[Rate]:
-        """Each group's base value times the scale of its layer."""
-        groups = zip(self._values[target], self.optimizer.param_groups, strict=True)
-        return [base * scales.get(group.get(LABEL, ""), 1.0) for base, group in groups]
+    def scaled(self, scales: Scales) -> list[Rate]:
+        """Return each group's base learning rate times the scale of its layer."""
+        return [base * scale for base, scale in zip(self.values["lr"], self._by_group("lr", scales), strict=True)]
 
     def refresh(self) -> dict[str, tuple[list[int], bool]]:
         """Read the base values of new groups, and of those whose values something else has set.
@@ -75,32 +70,29 @@ class BaseValues:
             RuntimeError: If values were set that are no new base values, because they were made of scaled ones.
         """
         self._add_groups()
-        found, new = {}, {}
-        for target in self._values:
-            changed = self._changed(target)
-            if changed:
-                groups = [self.optimizer.param_groups[index] for index in changed]
-                bases, is_decay = _new_bases(groups, target)
-                new[target] = dict(zip(changed, bases, strict=True))
+        found, new = {}, []
+        for target in self.values:
+            if changed := self._changed(target):
+                bases, is_decay = _new_bases([self.optimizer.param_groups[index] for index in changed], target)
+                new += [(target, index, base) for index, base in zip(changed, bases, strict=True)]
                 found[target] = changed, is_decay
-        for target, by_index in new.items():
-            for index, base in by_index.items():
-                self._values[target][index] = base
+        for target, index, base in new:
+            self.values[target][index] = base
         return found
 
     def unscale(self) -> None:
         """Write the base values, for a schedule to continue from."""
-        for target, bases in self._values.items():
+        for target, bases in self.values.items():
             for group, base in zip(self.optimizer.param_groups, bases, strict=True):
                 group[target] = base if type(base) is float else group[target].copy_(base)
 
     def read(self) -> None:
         """Take the present values as base values."""
-        for target, bases in self._values.items():
+        for target, bases in self.values.items():
             present = [group[target] for group in self.optimizer.param_groups]
             if set(map(type, present)) != {float}:  # Tensors, or numbers of numpy that a schedule has written
                 present = [_own(value, base) for value, base in zip(present, bases, strict=True)]
-            self._values[target] = present
+            self.values[target] = present
 
     def write(self, scales: Scales) -> list[Rate]:
         """Write the base values times the scales of the groups' layers, and note both in the groups.
@@ -111,7 +103,7 @@ class BaseValues:
         self._add_groups()
         groups = self.optimizer.param_groups
         self._groups = list(groups)
-        for target, bases in self._values.items():
+        for target, bases in self.values.items():
             key = _NOTE + target
             written: list[Rate] = []
             for group, base, scale in zip(groups, bases, self._by_group(target, scales), strict=True):
@@ -121,10 +113,7 @@ class BaseValues:
                 written.append(value)
             self._written[target] = written
             self._versions[target] = _versions(written)
-        rates = self._written["lr"]
-        if not self._versions["lr"]:
-            return list(rates)
-        return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
+        return [rate if type(rate) is float else copy_value(rate) for rate in self._written["lr"]]
 
     def _by_group(self, target: str, scales: Scales) -> list[float]:
         """The scale of each group, worked out once for each scoring."""
@@ -137,10 +126,11 @@ class BaseValues:
 
     def _add_groups(self) -> None:
         """Read the base values of groups that were added."""
-        for target, bases in self._values.items():
+        for target, bases in self.values.items():
             if len(bases) != len(self.optimizer.param_groups):
                 self._separate(target)
-                bases += read_values(self.optimizer, target)[len(bases) :]
+                present = [group[target] for group in self.optimizer.param_groups[len(bases) :]]
+                bases += [value.clone() if isinstance(value, Tensor) else float(value) for value in present]
 
     def _separate(self, target: str) -> None:
         """Give each group a Tensor of its own; torch shares one among all groups that are built together."""
@@ -175,7 +165,7 @@ class BaseValues:
             for index, group in enumerate(groups):
                 if id(group) not in held:
                     note = group.get(_NOTE + target)
-                    self._values[target][index] = _like(group[target], group[target] if note is None else note[0])
+                    self.values[target][index] = _like(group[target], group[target] if note is None else note[0])
         return [index for index, group in enumerate(groups) if was_changed(group, target)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -205,11 +195,7 @@ def _like(value: Rate, base: Rate) -> Rate:
 
 
 def check_target(optimizer: Optimizer, target: str) -> None:
-    """Refuse a target that is not a number in every group.
-
-    Raises:
-        ValueError: If it is not; it lists the numbers of the group.
-    """
+    """Refuse a target that is not a number in every group."""
     for index, group in enumerate(optimizer.param_groups):
         value = group.get(target)
         if target != "lr" and type(value) is int and value != 0:
@@ -224,14 +210,6 @@ def check_target(optimizer: Optimizer, target: str) -> None:
             )
 
 
-def read_values(optimizer: Optimizer, target: str = "lr") -> list[Rate]:
-    """The present value of each group; Tensors copied."""
-    return [
-        value if type(value := group[target]) is float else value.clone() if isinstance(value, Tensor) else float(value)
-        for group in optimizer.param_groups
-    ]
-
-
 def was_changed(group: Group, target: str = "lr") -> bool:
     """Whether a group's value is not the one that its note says was written."""
     note = group.get(_NOTE + target)
@@ -244,31 +222,31 @@ def put_back(optimizer: Optimizer) -> None:
         for target in [name for name in group if _NOTE + name in group]:
             is_changed = was_changed(group, target)
             base, _ = group.pop(_NOTE + target)
-            if is_changed:
-                continue
-            if isinstance(group[target], Tensor):
+            if isinstance(group[target], Tensor) and not is_changed:
                 group[target].fill_(float(base))
-            else:
+            elif not is_changed:
                 group[target] = float(base)
 
 
 def _new_bases(groups: Sequence[Group], target: str) -> tuple[list[Rate], bool]:
-    """The base values of groups whose values something else has set, and whether one factor was multiplied to all.
+    """Return the base values of groups whose values something else has set, and whether it applied one factor to all.
 
     Raises:
         RuntimeError: If groups of one base value got different values, and not by one factor: they were made of scaled
             values, and as base values their scales would compound.
     """
     notes = [group[_NOTE + target] for group in groups]
-    bases, scales = [float(base) for base, _ in notes], [scale for _, scale in notes]
-    values = [float(group[target]) for group in groups]
-    if len(set(scales)) > 1:
-        written = [base * scale for base, scale in zip(bases, scales, strict=True)]
+    bases, values = [float(base) for base, _ in notes], [float(group[target]) for group in groups]
+    is_decay = False
+    if len({scale for _, scale in notes}) > 1:
+        written = [base * scale for base, (_, scale) in zip(bases, notes, strict=True)]
         factors = [value / before if before else math.nan for value, before in zip(values, written, strict=True)]
-        if all(math.isclose(factor, factors[0], rel_tol=_SAME) for factor in factors):
-            return [_like(group[target], base * factors[0]) for group, base in zip(groups, bases, strict=True)], True
-        _check_unscaled(values, bases, target)
-    return [_like(group[target], value) for group, value in zip(groups, values, strict=True)], False
+        is_decay = all(math.isclose(factor, factors[0], rel_tol=_SAME) for factor in factors)
+        if is_decay:
+            values = [base * factors[0] for base in bases]
+        else:
+            _check_unscaled(values, bases, target)
+    return [_like(group[target], value) for group, value in zip(groups, values, strict=True)], is_decay
 
 
 def _check_unscaled(values: Sequence[float], bases: Sequence[float], target: str) -> None:

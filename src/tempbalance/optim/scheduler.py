@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tempbalance.errors import warn
 from tempbalance.execution.background import Background
 from tempbalance.execution.budget import Budgeted, Spending
-from tempbalance.execution.distributed import Choose, SharedScoring, find_ranks
-from tempbalance.execution.inline import Execution, Inline, Outcome, Request, Source
+from tempbalance.execution.distributed import SharedScoring, find_ranks
+from tempbalance.execution.inline import Execution, Inline
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
 from tempbalance.optim.param_groups import check_belonging, check_same_parameters
@@ -136,7 +136,7 @@ class TempBalance(LRScheduler):
             score_embeddings=score_embeddings,
             min_eigenvalues=min_eigenvalues,
             exclude=exclude,
-            fused=fused,
+            fused=fused or {},
             roots=roots,
             comparison=Comparison() if comparison is None else comparison,
             execution=Execution() if execution is None else execution,
@@ -153,24 +153,25 @@ class TempBalance(LRScheduler):
         self._rows: list[LayerRow] = []
         self._calls, self._num_set = -1, 0
         self._is_retired = False
-        self._has_warned = self._has_warned_of_rates = self._has_warned_of_steps = False
+        self._warned: set[str] = set()
         self._source = _source(self.options.execution)
         self.optimizer = optimizer
-        request = self._request("TempBalance()", 0, partial(self._check_belonging, model))
-        outcome = self._source.rows_at(request, is_due=self.options.is_due(0))  # before anything is written
+        scoring = self._scoring("TempBalance()", 0, partial(self._check_belonging, model))
+        rows = self._source.rows_at(scoring, is_due=self.options.is_due(0))  # before anything is written
+        names = [layer.name for layer in find_layers(model)] if exclude else []
         for pattern in exclude:
-            if not any(fnmatchcase(layer.name, pattern) for layer in find_layers(model)):
+            if not any(fnmatchcase(name, pattern) for name in names):
                 warn(f"exclude pattern {pattern!r} matches no layer")
         try:
-            rows = self._scaled(outcome)
+            rows = self._scaled(rows)
             self._is_doubtful = _take_over(optimizer, self)
         except BaseException:
-            outcome.cancel()
+            self._source.cancel()
             raise
         self._labels = labels_of(optimizer)
         self._bases = BaseValues(optimizer, list(self.options.scaling.targets))
         self._schedule_mark = mark_of(schedule)
-        self._take_effect(outcome, rows, 0)
+        self._take_effect(rows, 0)
         if rows is not None:
             self._warn_of_hints()
         super().__init__(optimizer)
@@ -212,17 +213,17 @@ class TempBalance(LRScheduler):
             TempBalanceError: If a weight has become NaN or infinite; nothing has changed then.
         """
         call = self._calls + 1
-        request = self._request(f"step() {call}", call, partial(self._check_step, args, kwargs))
-        outcome = self._source.rows_at(request, is_due=self.options.is_due(call))
+        scoring = self._scoring(f"step() {call}", call, partial(self._check_step, args, kwargs))
+        rows = self._source.rows_at(scoring, is_due=self.options.is_due(call))
         try:
-            rows = self._scaled(outcome)
+            rows = self._scaled(rows)
             self._refresh_bases()
             if self.schedule is not None:
                 self._step_schedule(self.schedule, args, kwargs)
         except BaseException:
-            outcome.cancel()
+            self._source.cancel()
             raise
-        self._take_effect(outcome, rows, call)
+        self._take_effect(rows, call)
         self._calls = call
         self._step_count += 1
         self._write_rates()
@@ -230,7 +231,7 @@ class TempBalance(LRScheduler):
     def get_lr(self) -> list[Rate]:
         """The schedule's learning rate times the scale of each group's layer."""
         self._bases.refresh()
-        return self._bases.scaled(self.last_scales)
+        return self._bases.scaled(self._scales)
 
     def rescore(self) -> None:
         """Score the layers now, whatever ``interval``, ``start`` and ``stop`` say, and write the learning rates.
@@ -238,11 +239,10 @@ class TempBalance(LRScheduler):
         Raises:
             TempBalanceError: If a weight has no spectrum; nothing has changed then.
         """
-        request = self._request(f"rescore() after {self._calls} steps", self._calls, self._check_active)
-        outcome = self._source.rows_now(request)
-        rows = self._scaled(outcome)
+        scoring = self._scoring(f"rescore() after {self._calls} steps", self._calls, self._check_active)
+        rows = self._scaled(self._source.rows_now(scoring))
         self._refresh_bases()
-        self._take_effect(outcome, rows, self._calls)
+        self._take_effect(rows, self._calls)
         self._write_rates()
 
     def wait(self) -> None:
@@ -266,28 +266,31 @@ class TempBalance(LRScheduler):
             layers = find_layers(self.model)
             return LayerTable([LayerRow(each.name, each.shape, reason="not scored yet") for each in layers])
         unscaled = self._unscaled()
-        return LayerTable([self._row_now(row, unscaled.get(row.name, "")) for row in self._rows])
+        return LayerTable(
+            replace(row, scale=1.0, scales={}, reason=unscaled[row.name])
+            if row.name in unscaled
+            else replace(
+                row,
+                scale=self.last_scales.get(row.name, 1.0),
+                scales={target: self._scales[target][row.name] for target in row.scales},
+            )
+            for row in self._rows
+        )
 
     def _unscaled(self) -> dict[str, str]:
-        """Why the scale of a scored layer is not applied: it has no param group of its own."""
+        """Return why the scale of a scored layer is not applied: it has no param group of its own."""
         labels = set(labels_of(self.optimizer))
         names = {row.name for row in self._rows if row.score is not None and row.name not in labels}
         if not names:
             return {}
         held = {each for group in self.optimizer.param_groups for each in group["params"]}
-        found = [layer for layer in find_layers(self.model) if layer.name in names]
         return {
             layer.name: "trained by another optimizer"
             if held.isdisjoint(layer.parameters)
             else "shares a param group with other layers: give param_groups a smaller min_eigenvalues"
-            for layer in found
+            for layer in find_layers(self.model)
+            if layer.name in names
         }
-
-    def _row_now(self, row: LayerRow, reason: str) -> LayerRow:
-        if reason:
-            return replace(row, scale=1.0, scales={}, reason=reason)
-        scales = {target: self._scales[target][row.name] for target in row.scales}
-        return replace(row, scale=self.last_scales.get(row.name, 1.0), scales=scales)
 
     def spending(self) -> Spending | None:
         """The time that scoring has taken and the age of the scores, on this process; None without a budget."""
@@ -321,7 +324,7 @@ class TempBalance(LRScheduler):
                 "step_count": self._step_count,
                 "options": self.options.to_state(),
                 "groups": labels_of(self.optimizer),
-                "bases": self._bases.state(),
+                "bases": self._bases.values,
                 "base_lrs": self.base_lrs,
                 "driven": driven_by(self.schedule, self.optimizer),
                 "scored": json.dumps(plain(scored)),
@@ -368,56 +371,49 @@ class TempBalance(LRScheduler):
         self._is_doubtful = False
         self._write_rates()
 
-    def _request(self, name: str, call: int, check: Callable[[], None]) -> Request:
-        return Request(name, call, check, self._plan, self._rows, _device(self.optimizer))
+    def _scoring(self, name: str, call: int, check: Callable[[], None]) -> SharedScoring:
+        share, device = self.options.execution.share, self.options.execution.device
+        find = partial(self._find, check)
+        return SharedScoring(name, call, check, find, self.options, share, device, self._rows, _device(self.optimizer))
 
-    def _plan(self, name: str, check: Callable[[], None], choose: Choose | None = None) -> SharedScoring:
-        options = self.options.to_state()
-        group_by = self.options.comparison.group_by
+    def _find(self, check: Callable[[], None]) -> tuple[list[Layer], dict[str, Any]]:
+        """Return the layers, and the options that must be the same on all processes."""
+        check()
+        layers, state, group_by = find_layers(self.model), self.options.to_state(), self.options.comparison.group_by
+        check_same_parameters(layers, self.optimizer)
+        if callable(group_by):  # a function's text does not say what it does
+            state["groups"] = [unit_of(layer.name, group_by) for layer in layers]
+        return layers, state
 
-        def find() -> list[Layer]:
-            check()
-            layers = find_layers(self.model)
-            check_same_parameters(layers, self.optimizer)
-            if callable(group_by):  # a function's text does not say what it does
-                options["groups"] = [unit_of(layer.name, group_by) for layer in layers]
-            return layers
+    def _scaled(self, rows: list[LayerRow] | None) -> list[LayerRow] | None:
+        return None if rows is None else self.options.scaling.compared(rows, self._rows)
 
-        execution = self.options.execution
-        return SharedScoring(
-            find,
-            self.options.scoring,
-            find_ranks(execution.share),
-            call=name,
-            options=options,
-            choose=choose,
-            device=execution.device,
-        )
-
-    def _scaled(self, outcome: Outcome) -> list[LayerRow] | None:
-        """Assign scales to new rows."""
-        return None if outcome.rows is None else self.options.scaling.compared(outcome.rows, self._rows)
-
-    def _take_effect(self, outcome: Outcome, rows: list[LayerRow] | None, call: int) -> None:
-        """Use new rows from this call on, and let the answer count."""
+    def _take_effect(self, rows: list[LayerRow] | None, call: int) -> None:
+        """Use new rows from this call on."""
         if rows is not None:
             self._blending = Blending(call, self._scales, scales_of(rows, self.options.scaling.targets))
             self.last_scores = {row.name: row.compared for row in rows if row.compared is not None}
             self._rows = rows
             self._warn_if_nothing_is_balanced()
-        outcome.commit()
+        self._source.commit()
+
+    def _warn_once(self, subject: str, message: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
+            warn(message)
 
     def _warn_if_nothing_is_balanced(self) -> None:
-        if len(self.last_scores) < 2 and not self._has_warned:
-            self._has_warned = True
+        if len(self.last_scores) < 2:
             reasons = "; ".join(sorted({row.reason for row in self._rows if row.reason})) or "the model has no layers"
             found = "one layer is" if self.last_scores else "no layer is"
-            warn(f"{found} scored, which leaves nothing to balance: all train at the base rate ({reasons})")
+            self._warn_once(
+                "layers", f"{found} scored, which leaves nothing to balance: all train at the base rate ({reasons})"
+            )
 
     def _warn_of_hints(self) -> None:
         """Name options that the model's shapes and names suggest, on one process."""
         if find_ranks(self.options.execution.share).rank == 0:
-            for line in hints(self._rows, find_layers(self.model), self.options.scoring):
+            for line in hints(self._rows, find_layers(self.model), self.options):
                 warn(line)
 
     def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -437,19 +433,18 @@ class TempBalance(LRScheduler):
         """Read base values that something else has set; warn once if it competes with the schedule or with scales."""
         changed, is_decay = self._bases.refresh().get("lr", ([], True))
         self._num_set = 0 if is_decay else self._num_set + 1  # calls in a row before which rates were set
-        if self._has_warned_of_rates or not changed or (self.schedule is None and self._num_set < 2):
-            return
-        self._has_warned_of_rates = True
         names = [self._labels[index] for index in changed if index < len(self._labels)]
-        if self.schedule is None:
-            warn(
-                f"the learning rates of groups {names} are set before each step, which trains without scales until "
-                "step() writes them: give the rates to TempBalance as `schedule`, such as a LambdaLR"
-            )
-        else:
-            warn(
+        if self.schedule is not None and changed:
+            self._warn_once(
+                "rates",
                 f"something else set the learning rates of groups {names} between two steps: the base rates follow it, "
-                "and the schedule continues from them or overwrites them. Let one `schedule` set them all"
+                "and the schedule continues from them or overwrites them. Let one `schedule` set them all",
+            )
+        elif self._num_set > 1:
+            self._warn_once(
+                "rates",
+                f"the learning rates of groups {names} are set before each step, which trains without scales until "
+                "step() writes them: give the rates to TempBalance as `schedule`, such as a LambdaLR",
             )
 
     def _write_rates(self) -> None:
@@ -505,40 +500,35 @@ class TempBalance(LRScheduler):
         """Warn of a second step after one step of the optimizer, which accelerate takes on several processes."""
         if "accelerate.scheduler" not in sys.modules or find_ranks(self.options.execution.share).size == 1:
             return
-        if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True) and not self._has_warned_of_steps:
-            self._has_warned_of_steps = True
-            warn(
+        if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True):
+            self._warn_once(
+                "steps",
                 "step() was called twice after one optimizer.step(), as accelerate does on several processes: prepare "
                 "TempBalance with tempbalance.integrations.accelerate.prepare_scheduler, so that its interval counts "
-                "optimizer steps"
+                "optimizer steps",
             )
         self.optimizer._opt_called = False  # type: ignore[attr-defined]  # torch sets it with each optimizer.step()
 
 
-def _source(execution: Execution) -> Source:
+def _source(execution: Execution) -> Inline:
     if execution.background:
         return Background(execution.lag)
     if execution.budget is not None:
-        return Budgeted(execution.budget, execution.share)
+        return Budgeted(execution.budget)
     return Inline()
 
 
 def _device(optimizer: Optimizer) -> str:
-    """Type of the device that the first parameter is on."""
+    """Return the type of the device that the first parameter is on."""
     groups = getattr(optimizer, "param_groups", ())  # an optimizer of the wrong type is refused later
-    parameters = (each for group in groups for each in group["params"])
-    return next((each.device.type for each in parameters), "cpu")
+    return next((each.device.type for group in groups for each in group["params"]), "cpu")
 
 
 def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
     """Put back the learning rates that an earlier TempBalance has scaled, and retire it.
 
-    Returns:
-        Whether the rates were changed since, as by a schedule that was built on them, so that the base rates are not
-        known until a state is loaded.
-
-    Raises:
-        ValueError: If they were changed and the earlier scheduler still exists.
+    Returns whether the rates were changed since, as by a schedule that was built on them: the base rates are then not
+    known until a state is loaded. If the earlier scheduler still exists, that is an error.
     """
     earlier = getattr(optimizer, "_tempbalance", lambda: None)()
     is_changed = any(map(was_changed, optimizer.param_groups))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,10 +18,8 @@ from tempbalance.execution.inline import Execution
 from tempbalance.optim.param_groups import LABEL, flatten
 from tempbalance.optim.rates import check_target
 from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange, check_assignment
-from tempbalance.ranking.compare import Comparison, Scaling
+from tempbalance.ranking.compare import Scaling
 from tempbalance.ranking.scoring import Scoring
-from tempbalance.spectral.score import ScoreFunction, ScoreName
-from tempbalance.spectral.tail import TailFunction, TailName
 
 VERSION = 1
 _KEYS = ("last_epoch", "step_count", "options", "groups", "bases", "base_lrs", "driven", "scored", "schedule_types")
@@ -30,61 +28,30 @@ _OF_MACHINE = ("share", "device")  # options of Execution that say nothing about
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Scoring):
     """The keywords of `TempBalance`, which describes them."""
 
     scale_range: ScaleRange = (0.5, 1.5)
-    score: ScoreName | ScoreFunction = "alpha"
-    tail: TailName | TailFunction = "median"
-    tail_fraction: float = 0.5
     assignment: AssignmentName | AssignmentFunction = "linear"
     balance: Mapping[str, ScaleRange] | None = None
     interval: int = 1
     start: int = 0
     stop: int | None = None
-    score_first: bool = False
-    score_last: bool = False
-    score_embeddings: bool = False
-    min_eigenvalues: int = 50
-    exclude: Sequence[str] = ()
-    fused: Mapping[str, int | Sequence[int]] | None = None
-    roots: Sequence[str] = ()
-    comparison: Comparison = field(default_factory=Comparison)
     execution: Execution = field(default_factory=Execution)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_count("interval", self.interval, least=1)
         check_count("start", self.start, least=0)
         if self.stop is not None:
             check_count("stop", self.stop, least=1)
             if self.stop <= self.start:
                 raise ValueError(f"stop must be above start, {self.start}, or None, got {self.stop}")
-        for name, kind in (("comparison", Comparison), ("execution", Execution)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} must be a tempbalance.{kind.__name__}, got {getattr(self, name)!r}")
-        if self.comparison.shrink and self.score != "alpha":
-            raise ValueError(f"shrink needs standard errors, which only score 'alpha' has, got score={self.score!r}")
+        if not isinstance(self.execution, Execution):
+            raise TypeError(f"execution must be a tempbalance.Execution, got {self.execution!r}")
         if self.execution.background and self.execution.lag > self.interval:
             raise ValueError(f"lag must be at most interval, {self.interval}, got {self.execution.lag}")
-        _ = self.scoring, self.scaling  # which check the others
-
-    @cached_property
-    def scoring(self) -> Scoring:
-        """How layers are scored."""
-        return Scoring(
-            tail=self.tail,
-            tail_fraction=self.tail_fraction,
-            score=self.score,
-            score_first=self.score_first,
-            score_last=self.score_last,
-            score_embeddings=self.score_embeddings,
-            min_eigenvalues=self.min_eigenvalues,
-            exclude=self.exclude,
-            fused=self.fused or {},
-            roots=self.roots,
-            reference=self.comparison.reference,
-            windows=self.comparison.windows,
-        )
+        _ = self.scaling  # which checks the others
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -101,8 +68,7 @@ class Options:
             )
         for name, ends in self.balance.items():
             check_assignment(self.assignment, ends, name=f"balance[{name!r}]", turned=True)
-        targets = {name: (ends[0], ends[1]) for name, ends in self.balance.items()}
-        return Scaling(self.assignment, targets, self.comparison)
+        return Scaling(self.assignment, self.balance, self.comparison)
 
     def is_due(self, call: int) -> bool:
         """Whether layers are scored at a call of ``step``."""
@@ -111,17 +77,13 @@ class Options:
         return is_on and (call - self.start) % self.interval == 0
 
     def to_state(self) -> dict[str, Any]:
-        """The options that define a run, flat; functions are None and listed under ``functions``."""
+        """Return the options that define a run, flat; functions are None and listed under ``functions``."""
         flat = _flat(self)
         functions = [name for name, value in flat.items() if callable(value)]
         return {**flat, **dict.fromkeys(functions), "functions": functions}
 
     def from_state(self, saved: Mapping[str, Any]) -> Options:
-        """Saved options, with these options' functions and settings of the machine.
-
-        Raises:
-            ValueError: If an option was saved as a function and is none here.
-        """
+        """Return saved options, with these options' functions and settings of the machine."""
         own, values = _flat(self), dict(saved)
         for name in values.pop("functions"):
             if not callable(own[name]):
@@ -137,13 +99,13 @@ class Options:
         return replace(self, **values, comparison=comparison, execution=execution)
 
     def differences(self, other: Options) -> list[str]:
-        """The options that differ from others, as ``name=value (was other)``."""
+        """Return the options that differ from others, as ``name=value (given other)``."""
         ours, others = _flat(self), _flat(other)
         return [f"{name}={ours[name]!r} (given {others[name]!r})" for name in ours if ours[name] != others[name]]
 
 
 def _flat(options: Options) -> dict[str, Any]:
-    """Options by name, those of `Comparison` and `Execution` with their own in front."""
+    """Return options by name, those of `Comparison` and `Execution` with their own in front."""
     flat: dict[str, Any] = {}
     for each in fields(options):
         value = getattr(options, each.name)
@@ -161,11 +123,7 @@ def is_state(state: Any) -> bool:
 
 
 def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> None:
-    """Refuse a state that does not belong to these groups and this kind of schedule.
-
-    Raises:
-        ValueError: If it does not, or is no state of TempBalance.
-    """
+    """Refuse a state that does not belong to these groups and this kind of schedule."""
     if not is_state(state):
         missing = [key for key in _KEYS if key not in state]
         raise ValueError(f"not a state of TempBalance: version {state.get('version')!r}, missing {missing}")

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 from tempbalance.errors import ScoreError, check_count
 from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange, assign
-from tempbalance.ranking.scoring import ReferenceName
 from tempbalance.ranking.table import LayerRow, PartRow
-from tempbalance.spectral.matrices import Windows
+from tempbalance.spectral.matrices import Windows, check_windows
 
+ReferenceName = Literal["random"]
 GroupFunction = Callable[[str], str | None]
 KeepMean = bool | Literal["parameters"]
 Scales = Mapping[str, Mapping[str, float]]  # by target, then by layer
@@ -47,6 +47,9 @@ class Comparison:
     group_by: str | GroupFunction | None = None
 
     def __post_init__(self) -> None:
+        if self.reference not in (None, *get_args(ReferenceName)):
+            raise ValueError(f"reference must be 'random' or None, got {self.reference!r}")
+        check_windows(self.windows)
         if not isinstance(self.keep_mean, bool) and self.keep_mean != "parameters":
             raise ValueError(f"keep_mean must be True, False or 'parameters', got {self.keep_mean!r}")
         if not isinstance(self.shrink, bool):
@@ -58,12 +61,7 @@ class Comparison:
 
 
 def check_group_by(group_by: object, names: Sequence[str] | None = None) -> None:
-    """Refuse a value of another type, and a pattern that groups none of the layers.
-
-    Raises:
-        TypeError: If ``group_by`` is neither a pattern nor a function nor None.
-        ValueError: If it matches none of the names.
-    """
+    """Refuse what is neither a pattern nor a function nor None, and a pattern that groups none of the names."""
     if group_by is not None and not callable(group_by) and not isinstance(group_by, str):
         raise TypeError(f"group_by must be a name pattern or a function, got {group_by!r}")
     if names is not None and isinstance(group_by, str) and all(unit_of(name, group_by) == name for name in names):
@@ -85,7 +83,7 @@ class Scaling:
     comparison: Comparison
 
     def compared(self, rows: Sequence[LayerRow], earlier: Sequence[LayerRow] = ()) -> list[LayerRow]:
-        """Add to each row the score it is compared by, and its scales.
+        """Add to each row the score it is compared by, and its scales; the layers of each root on their own.
 
         Args:
             rows: Of one scoring.
@@ -94,14 +92,12 @@ class Scaling:
         Raises:
             ScoreError: If a score does not suit the assignment, or a function returns no scale or no group name.
         """
-        by_root: dict[str, list[LayerRow]] = {}
-        for row in rows:
-            by_root.setdefault(row.root, []).append(row)
-        found = {row.name: row for each in by_root.values() for row in self._compared_within(each, earlier)}
+        roots = dict.fromkeys(row.root for row in rows)
+        within = [self._within_root([row for row in rows if row.root == root], earlier) for root in roots]
+        found = {row.name: row for each in within for row in each}
         return [found[row.name] for row in rows]
 
-    def _compared_within(self, rows: Sequence[LayerRow], earlier: Iterable[LayerRow]) -> list[LayerRow]:
-        """The same for the layers of one root, which are ranked on their own."""
+    def _within_root(self, rows: Sequence[LayerRow], earlier: Iterable[LayerRow]) -> list[LayerRow]:
         units = {row.name: unit_of(row.name, self.comparison.group_by) for row in rows if row.score is not None}
         scores = self._smoothed(self._unit_scores(rows, units), units, earlier)
         sizes = {row.name: math.prod(row.shape) if self.comparison.keep_mean == "parameters" else 1 for row in rows}
@@ -110,20 +106,21 @@ class Scaling:
             assigned = assign(scores, assignment=self.assignment, scale_range=ends, turned=True)
             of_layers = {name: assigned[unit] for name, unit in units.items()}
             scales[target] = _with_mean_1(of_layers, sizes) if self.comparison.keep_mean else of_layers
+        of_lr = scales.pop("lr", {})
         return [
             replace(
                 row,
-                compared=scores[units[row.name]] if row.name in units else None,
-                scale=scales.get("lr", {}).get(row.name, 1.0),
-                scales={
-                    target: each[row.name] for target, each in scales.items() if target != "lr" and row.name in each
-                },
+                compared=scores[units[row.name]],
+                scale=of_lr.get(row.name, 1.0),
+                scales={target: each[row.name] for target, each in scales.items()},
             )
+            if row.name in units
+            else row
             for row in rows
         ]
 
     def _unit_scores(self, rows: Sequence[LayerRow], units: Mapping[str, str]) -> dict[str, float]:
-        """The mean score of each unit, shrunk toward the mean of all if asked."""
+        """Return the mean score of each unit, shrunk toward the mean of all if asked."""
         members: dict[str, list[LayerRow]] = {}
         for row in rows:
             if row.name in units:
@@ -137,7 +134,7 @@ class Scaling:
     def _smoothed(
         self, scores: dict[str, float], units: Mapping[str, str], earlier: Iterable[LayerRow]
     ) -> dict[str, float]:
-        """The scores averaged with the earlier ones."""
+        """Average the scores with the earlier ones."""
         smooth = self.comparison.smooth
         if smooth == 0:
             return scores
@@ -149,14 +146,7 @@ class Scaling:
 
 
 def unit_of(name: str, group_by: str | GroupFunction | None) -> str:
-    """The name under which a layer is compared: that of its group, or its own.
-
-    Args:
-        name: The layer.
-        group_by: A pattern of the first words of names, or a function that returns a layer's group or ``None``.
-
-    Raises:
-        ScoreError: If the function returns neither a string nor ``None``.
+    """Return the name under which a layer is compared: that of its group, or its own.
 
     Example:
         >>> unit_of("model.layers.10.mlp.up_proj", "model.layers.*"), unit_of("lm_head", "model.layers.*")
@@ -185,10 +175,6 @@ def shrunk(scores: Sequence[float], errors: Sequence[float]) -> list[float]:
 
     Where errors explain all of the spread, every score becomes m. Without errors nothing moves.
 
-    Args:
-        scores: Of the layers.
-        errors: Their standard errors, >= 0.
-
     Example:
         >>> [round(each, 2) for each in shrunk([2.0, 3.0, 7.0], [0.1, 0.1, 3.0])]
         [2.0, 3.0, 4.3]
@@ -198,20 +184,16 @@ def shrunk(scores: Sequence[float], errors: Sequence[float]) -> list[float]:
         return list(scores)
     values, squares = [score / unit for score in scores], [(error / unit) ** 2 for error in errors]
     center = _mean(values)
-    spread = math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) - _mean(squares)
-    spread = max(spread, 0.0)
-    least = spread + min(squares)
-    if least == 0:  # the certain ones say it all
-        weights = [float(square == 0) for square in squares]
-    else:
-        weights = [least / (spread + square) for square in squares]
+    spread = max(0.0, math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) - _mean(squares))
+    least = spread + min(squares)  # if 0, the certain ones say it all
+    weights = [least / (spread + square) if least else float(square == 0) for square in squares]
     mean = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / math.fsum(weights)
     kept = [spread / (spread + square) if spread else 0.0 for square in squares]
     return [unit * (mean + share * (value - mean)) for share, value in zip(kept, values, strict=True)]
 
 
 def score_error(row: LayerRow | PartRow) -> float:
-    """The standard error of a score that is alpha, or alpha over a constant; of parts combined in quadrature."""
+    """Return the standard error of a score that is alpha, or alpha over a constant; of parts combined in quadrature."""
     parts = [part for part in getattr(row, "parts", ()) if part.score is not None]
     if parts:
         return math.hypot(*map(score_error, parts)) / len(parts)
@@ -221,16 +203,10 @@ def score_error(row: LayerRow | PartRow) -> float:
 
 
 def _with_mean_1(scales: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
-    """Scales divided by their mean.
-
-    Raises:
-        ScoreError: If all are 0.
-    """
-    if not scales:
-        return {}
+    """Divide scales by their mean."""
     total = math.fsum(sizes[name] for name in scales)
     mean = math.fsum(scale * (sizes[name] / total) for name, scale in scales.items())
-    if mean == 0:
+    if scales and mean == 0:
         raise ScoreError("keep_mean needs a scale above 0, the assignment gave 0 to every layer")
     return {name: scale / mean for name, scale in scales.items()}
 
@@ -256,7 +232,7 @@ class Blending:
     aim: Scales = field(default_factory=dict)
 
     def at(self, call: int, *, steps: int) -> Scales:
-        """The scales at a call, where the change takes this many steps."""
+        """Return the scales at a call, where the change takes this many steps."""
         taken = call - self.since + 1
         if taken >= steps:
             return self.aim
@@ -272,7 +248,7 @@ class Blending:
 
 
 def scales_of(rows: Sequence[LayerRow], targets: Iterable[str]) -> dict[str, dict[str, float]]:
-    """The scales of the scored layers, by target; the learning rate is always among the targets."""
+    """Return the scales of the scored layers, by target; the learning rate is always among the targets."""
     scored = [row for row in rows if row.score is not None]
     others = {target: {row.name: row.scales[target] for row in scored} for target in targets if target != "lr"}
     return {"lr": {row.name: row.scale for row in scored}, **others}

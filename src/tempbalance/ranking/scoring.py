@@ -12,36 +12,27 @@ from functools import partial
 from itertools import groupby
 from operator import methodcaller
 from statistics import correlation, fmean
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from tempbalance.errors import ScoreError, TailError, TempBalanceError, check_count
 from tempbalance.model.layers import Layer
+from tempbalance.ranking.compare import Comparison
 from tempbalance.ranking.table import LayerRow, PartRow
 from tempbalance.spectral.eigenvalues import FLAT, Spectrum, check_weight
-from tempbalance.spectral.matrices import Cut, Part, Windows, check_windows, cut_fused, cut_windows
+from tempbalance.spectral.matrices import Cut, Part, Windows, cut_fused, cut_windows
 from tempbalance.spectral.random_matrix import random_alpha
 from tempbalance.spectral.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
 from tempbalance.spectral.tail import TailFit, TailFunction, TailName, check_tail, fit_tail
 from tempbalance.spectral.workers import spectra
 
-ReferenceName = Literal["random"]
 TOLERANCE = 1e-6  # of alpha, relative; a layer that may miss it in float32 is solved again in float64
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How layers are scored: options of `TempBalance`, most of them described there.
-
-    Attributes:
-        min_eigenvalues: Parts whose matrices have a shorter side are skipped, however many matrices are pooled.
-        score_embeddings: Score the weights of embedding modules too, even as the first or last layer. The layer after
-            them does not become the first. Where an embedding is tied to a head, the head's row decides.
-        roots: Names of submodules, such as the two networks of a GAN. First and last layers are counted within each
-            root, and layers outside all roots are skipped.
-    """
+    """How layers are scored: options of `TempBalance`, which describes them."""
 
     tail: TailName | TailFunction = "median"
     tail_fraction: float = 0.5
@@ -51,19 +42,19 @@ class Scoring:
     min_eigenvalues: int = 50
     exclude: Sequence[str] = ()
     fused: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
-    reference: ReferenceName | None = None
-    windows: Windows | None = None
     score_embeddings: bool = False
     roots: Sequence[str] = ()
+    comparison: Comparison = field(default_factory=Comparison)
 
     def __post_init__(self) -> None:
         check_tail(self.tail, self.tail_fraction)
         check_score(self.score)
-        check_windows(self.windows)
-        if self.reference not in (None, *get_args(ReferenceName)):
-            raise ValueError(f"reference must be 'random' or None, got {self.reference!r}")
-        if self.reference is not None and self.score != "alpha":
+        if not isinstance(self.comparison, Comparison):
+            raise TypeError(f"comparison must be a tempbalance.Comparison, got {self.comparison!r}")
+        if self.comparison.reference is not None and self.score != "alpha":
             raise ValueError(f"reference is what alpha is divided by: it needs score 'alpha', got {self.score!r}")
+        if self.comparison.shrink and self.score != "alpha":
+            raise ValueError(f"shrink needs standard errors, which only score 'alpha' has, got score={self.score!r}")
         check_count("min_eigenvalues", self.min_eigenvalues, least=3)
         for name, items in (("exclude", "name patterns"), ("roots", "names of submodules")):
             value = getattr(self, name)
@@ -117,14 +108,12 @@ class Plan:
     layers: Sequence[Layer]
     reasons: dict[str, str]
     jobs: dict[str, list[Job]]
-    roots: dict[str, str] = field(default_factory=dict)
+    roots: dict[str, str]
 
     def rows(self) -> list[LayerRow]:
         """Return a row for each layer, once the jobs are done."""
         return [
-            make_row(
-                layer, self.jobs.get(layer.name, []), self.reasons[layer.name], root=self.roots.get(layer.name, "")
-            )
+            make_row(layer, self.jobs.get(layer.name, []), self.reasons[layer.name], root=self.roots[layer.name])
             for layer in self.layers
         ]
 
@@ -203,8 +192,8 @@ def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
     """
     sizes = next((each for pattern, each in scoring.fused.items() if fnmatchcase(layer.name, pattern)), None)
     cut = layer.cut if sizes is None else partial(cut_fused, sizes=sizes, dim=layer.out_dim)
-    if scoring.windows is not None:
-        cut = partial(_cut_windows, cut, scoring.windows)
+    if scoring.comparison.windows is not None:
+        cut = partial(_cut_windows, cut, scoring.comparison.windows)
     jobs = []
     with naming(layer):
         if not layer.shape:
@@ -216,9 +205,8 @@ def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
             cost = num_slices * side**2 * (max(rows, columns) + 4 * side)
             job = Job(layer, cut, index, part.name, cost, (num_slices, rows, columns), part.num_eigenvalues)
             if side < scoring.min_eigenvalues:
-                found = (
-                    f"{side} eigenvalues" if num_slices <= 1 else f"{num_slices} matrices of {side} eigenvalues each"
-                )
+                each = f"{num_slices} matrices of {side} eigenvalues each"
+                found = each if num_slices > 1 else f"{side} eigenvalues"
                 job.reason = f"{found}, min_eigenvalues is {scoring.min_eigenvalues}"
             jobs.append(job)
     return jobs
@@ -335,7 +323,7 @@ def _score(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
         job.fit = fit
     job.reason = ""  # a score that does not look at the tail does not need a fit
     job.score = compute_score(spectrum.eigenvalues, job.fit, score=scoring.score)
-    if scoring.reference is not None:
+    if scoring.comparison.reference is not None:
         job.score /= _random_alpha(job, scoring)
     return True
 
@@ -434,13 +422,7 @@ _MIN_LAYERS = 4
 
 
 def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -> list[str]:
-    """Return what a user should know about the options, at most one line about each.
-
-    Args:
-        rows: The scored rows of the layers.
-        layers: The layers of the model.
-        scoring: The options they were scored with.
-    """
+    """Return what a user should know about the options, at most one line about each."""
     scored = {row.name: row for row in rows if row.score is not None}
     known = [layer for layer in layers if layer.name in scored]
     lines = []
@@ -458,7 +440,7 @@ def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -
 
 def _explained_by_shape(layers: Sequence[Layer], rows: Mapping[str, LayerRow], scoring: Scoring) -> float:
     """Return R^2 of alpha against the alpha of random matrices of the same shape; 0 where it says nothing."""
-    if scoring.reference is not None or scoring.score != "alpha" or len(layers) < _MIN_LAYERS:
+    if scoring.comparison.reference is not None or scoring.score != "alpha" or len(layers) < _MIN_LAYERS:
         return 0.0
     if scoring.tail != "median":  # a search takes up to a second for each shape
         return 0.0
