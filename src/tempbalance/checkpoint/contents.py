@@ -131,17 +131,23 @@ def _module_tensors(module: object, kind: type) -> Iterator[tuple[str, Any]]:
     yield from _own_tensors("", module, kind, left, depth=0)
 
 
+def _elements(names: object) -> set[str]:
+    """Return the names in a set, which protocol 2 writes as a call with a list."""
+    if isinstance(names, Inert):
+        names = names.elements or (names.args[0] if names.args else None)
+    return {each for each in names if isinstance(each, str)} if isinstance(names, set | frozenset | list) else set()
+
+
 def _own_tensors(prefix: str, module: object, kind: type, left: list[int], depth: int) -> Iterator[tuple[str, Any]]:
     left[0] -= 1
     if left[0] < 0 or depth > 4 * _MOST_NESTED:
         raise CheckpointError("its modules hold each other beyond reason")
     state = _state(module)
-    transient = state.get("_non_persistent_buffers_set")
+    transient = _elements(state.get("_non_persistent_buffers_set"))
     is_pickled = "_parameters" in state
     parts = [state.get(part) for part in ("_parameters", "_buffers")] if is_pickled else [state]
     for name, value in ((name, value) for part in parts for name, value in entries(part)):
-        skipped = isinstance(transient, set | frozenset) and name in transient
-        if isinstance(value, kind) and not skipped and len(name) <= _MOST_KEY:
+        if isinstance(value, kind) and name not in transient and len(name) <= _MOST_KEY:
             left[0] -= 1
             yield f"{prefix}{name}", value
     for name, value in entries(state.get("_modules") if is_pickled else state):

@@ -23,14 +23,14 @@ from tempbalance.errors import CheckpointError, WeightError
 _MOST_EXPANDED, _SMALL_BYTES = 16, 1 << 20
 
 
-class _InertType(type):
+class InertType(type):
     """The type of stand-ins, whose attributes no pickle can set."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise CheckpointError("its pickle sets attributes of a class")
 
 
-class Inert(metaclass=_InertType):
+class Inert(metaclass=InertType):
     """An object that a pickle describes: nothing but what it was given.
 
     Attributes:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from tempbalance.checkpoint.contents import find_weights
-from tempbalance.checkpoint.described import BUILDERS, DTYPES, Described, Inert, Storage, dtype_of, stored
+from tempbalance.checkpoint.described import BUILDERS, DTYPES, Described, Inert, InertType, Storage, dtype_of, stored
 from tempbalance.checkpoint.files import MOST_PICKLE_BYTES, Bounded, Opener, Record, plain_record, shown
 from tempbalance.checkpoint.tensors import Weights
 from tempbalance.errors import CheckpointError
@@ -76,7 +76,7 @@ def _no_storage(_: Storage) -> NoReturn:
     raise CheckpointError("its pickle refers to a storage where none belongs")
 
 
-def _bound(file: io.BufferedIOBase, most: int) -> None:
+def _bound(file: Any, most: int) -> None:
     """Pass over the instructions with a stack of weights: how much hashing each value would cost."""
     stack: list[int] = []
     marks: list[int] = []
@@ -96,7 +96,7 @@ def _bound(file: io.BufferedIOBase, most: int) -> None:
                 raise CheckpointError(f"its pickle remembers a value under the number {shown(index)}")
             memo[index] = stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
+            stack.append(memo[argument or 0])
         elif name == "DUP":
             stack.append(stack[-1])
         elif name == "POP" and marks and marks[-1] == len(stack):  # which takes the mark away
@@ -142,7 +142,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file, encoding="utf-8", errors="backslashreplace")
         self.storage_of = storage_of
         self.num_embedded = _MOST_EMBEDDED if is_embedded else 0
-        self.names: dict[str, type[Inert]] = {}
+        self.names: dict[str, InertType] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{_RENAMED.get(module, module)}.{name}"
@@ -153,7 +153,7 @@ class _Unpickler(pickle.Unpickler):
             if full == "torch.storage._load_from_bytes":
                 build = staticmethod(self._load_from_bytes)
             attributes = {"name": full, "__slots__": (), "dtype": DTYPES.get(full), "build": build}
-            self.names[full] = type(Inert)("Inert", (Inert,), attributes)
+            self.names[full] = InertType("Inert", (Inert,), attributes)
         return self.names[full]
 
     def persistent_load(self, saved_id: object) -> Any:

@@ -136,8 +136,9 @@ def _absmax(name: str, by_name: Named, state: Mapping[str, Any], count: int) -> 
     if nested is None:
         return lambda: absmax.load().float()
     offset = state.get("nested_offset")
-    fits = isinstance(size, int) and size > 0 and isinstance(offset, float) and absmax.dtype == torch.uint8
-    if not fits or code is None or code.shape != (256,) or nested.shape != (math.ceil(count / size),):
+    if not isinstance(size, int) or size < 1 or not isinstance(offset, float) or absmax.dtype != torch.uint8:
+        return None
+    if code is None or code.shape != (256,) or nested.shape != (math.ceil(count / size),):
         return None
     return lambda: _blocks(code.load().float()[absmax.load().long()], nested.load().float(), size) + offset
 
@@ -158,42 +159,35 @@ def _load_four_bit(held: StoredTensor, code: StoredTensor, absmax: Any, size: in
 
 def _packed(owner: str, by_name: Named, config: Mapping[str, Any]) -> tuple[StoredTensor, list[str]]:
     """Describe a weight of GPTQ or AWQ: W = (integer - zero point) x scale of its group of inputs."""
-    weight, zeros, scales = (by_name.get(f"{owner}.{part}") for part in ("qweight", "qzeros", "scales"))
-    groups, method, bits = (
-        by_name.get(f"{owner}.g_idx"),
-        config.get("quant_method", config.get("method")),
-        config.get("bits"),
-    )
-    parts = [f"{owner}.{part}" for part in ("qzeros", "scales", "g_idx")]
-    assert weight is not None
-    name = f"{owner}.weight"
+    weight, groups = by_name[f"{owner}.qweight"], by_name.get(f"{owner}.g_idx")
+    zeros, scales = by_name.get(f"{owner}.qzeros"), by_name.get(f"{owner}.scales")
+    name, parts = f"{owner}.weight", [f"{owner}.{part}" for part in ("qzeros", "scales", "g_idx")]
+    method, bits = config.get("quant_method"), config.get("bits")
     if method not in ("gptq", "awq") or bits not in (2, 4, 8) or (method == "awq" and bits != 4):
         said = "packed, and no quantization_config beside it says how" if method is None else "packed in a way not read"
         return _unknown(name, weight.shape, f"{said} (quant_method {shown(method)}, bits {shown(bits)})"), parts
-    each = 32 // bits
-    rows, columns = (
-        (weight.shape[0] * each, weight.shape[1]) if method == "gptq" else (weight.shape[0], weight.shape[1] * each)
-    )
-    fits = scales is not None and zeros is not None and len(scales.shape) == 2 and scales.shape[1] == columns
-    fits = fits and weight.dtype == zeros.dtype == torch.int32 and zeros.shape == (scales.shape[0], columns // each)
-    by_index = groups is not None and groups.shape == (rows,)
-    if not fits or scales.shape[0] == 0 or not (by_index or rows % scales.shape[0] == 0):
-        return _unknown(name, weight.shape, "packed, and its scales and zero points do not fit it"), parts
-    shift = 1 if method == "gptq" and config.get("checkpoint_format", "gptq") != "gptq_v2" else 0
+    each, is_gptq = 32 // bits, method == "gptq"
+    rows, columns = weight.shape[0] * (each if is_gptq else 1), weight.shape[1] * (1 if is_gptq else each)
+    problem = _unknown(name, weight.shape, "packed, and its scales and zero points do not fit it"), parts
+    if scales is None or zeros is None or len(scales.shape) != 2 or not weight.dtype == zeros.dtype == torch.int32:
+        return problem
+    num_groups, by_index = scales.shape[0], groups is not None and groups.shape == (rows,)
+    if scales.shape[1] != columns or zeros.shape != (num_groups, columns // each):
+        return problem
+    if num_groups == 0 or not (by_index or rows % num_groups == 0):
+        return problem
+    shift = 1 if is_gptq and config.get("checkpoint_format", "gptq") != "gptq_v2" else 0
 
     def load() -> Tensor:
-        is_gptq = method == "gptq"
-        integers = (
-            _unpack(weight.load(), bits, dim=0) if is_gptq else _unpack(weight.load(), bits, dim=1)[:, _order(columns)]
-        )
-        zero = _unpack(zeros.load(), bits, dim=1)
-        zero = zero + shift if is_gptq else zero[:, _order(columns)]
-        index = groups.load().long() if by_index else torch.arange(rows) // (rows // scales.shape[0])
-        if int(index.min()) < 0 or int(index.max()) >= scales.shape[0]:
+        integers, zero = _unpack(weight.load(), bits, dim=0 if is_gptq else 1), _unpack(zeros.load(), bits, dim=1)
+        if not is_gptq:
+            integers, zero = integers[:, _order(columns)], zero[:, _order(columns)]
+        index = groups.load().long() if groups is not None and by_index else torch.arange(rows) * num_groups // rows
+        if int(index.min()) < 0 or int(index.max()) >= num_groups:
             _refuse(name, "packed, with a group that has no scale")
-        return integers.sub_(zero[index]).float().mul_(scales.load().float()[index]).T
+        return integers.sub_(zero.add_(shift)[index]).float().mul_(scales.load().float()[index]).T
 
-    return _weight(name, (columns, rows), load), [*parts, weight.name]
+    return _weight(name, (columns, rows), load), parts
 
 
 def _unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
