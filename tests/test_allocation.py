@@ -20,7 +20,7 @@ from tempbalance.cli import app
 from tempbalance.diagnosis import diagnose
 from tempbalance.ranking.table import LayerRow, LayerTable, PartRow
 from tests.cases import assert_bad_usage, assert_carries, mlp, raises
-from tests.hostile import build_case
+from tests.checkpoint.hostile import build_case
 
 
 def table(alphas, shapes=None):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tempbalance.cli import app
 from tests.cases import assert_bad_usage, assert_carries
-from tests.hostile import MARKER, VARIABLE, build_case
+from tests.checkpoint.hostile import MARKER, VARIABLE, build_case
 from tests.test_diagnose import heavy, network
 
 
@@ -69,6 +69,30 @@ def test_rows_are_sorted_from_the_largest_and_cut(checkpoint):
         layer["name"] for layer in json.loads(run(checkpoint, "--format", "json", "--sort", "name").stdout)["layers"]
     ]
     assert names == sorted(names)
+
+
+def test_a_checkpoint_without_a_scored_layer_says_why_and_ends_with_code_one(tmp_path):
+    torch.save({"fc.weight": torch.ones(64, 64, dtype=torch.int8), "fc.bias": torch.ones(64)}, tmp_path / "a.pt")
+    result = run(tmp_path / "a.pt")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert_carries(result.stderr, "a.pt", "int8", "--list")
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_key_chooses_the_weights_and_the_list_shows_all_of_them(tmp_path):
+    torch.save(
+        {"netG": {"g.weight": torch.randn(64, 80)}, "netD": {"d.weight": torch.randn(60, 60)}}, tmp_path / "a.pt"
+    )
+    first = run(tmp_path / "a.pt", "--format", "json")
+    assert [each["name"] for each in json.loads(first.stdout)["layers"]] == ["g"]
+    assert_carries(first.stderr, "'netG'", "'netD'", "--key")
+    second = run(tmp_path / "a.pt", "--format", "json", "--key", "netD")
+    assert [each["name"] for each in json.loads(second.stdout)["layers"]] == ["d"]
+    listed = json.loads(run(tmp_path / "a.pt", "--list", "--format", "json").stdout)
+    assert [(each["key"], each["name"], each["layer"]) for each in listed] == [
+        ("netG", "g.weight", "g"), ("netD", "d.weight", ""),
+    ]  # fmt: skip
+    assert_carries(listed[1]["reason"], "--key netD")
 
 
 def test_every_tensor_is_listed(checkpoint):

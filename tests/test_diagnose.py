@@ -14,7 +14,7 @@ from tempbalance.errors import CheckpointError
 from tempbalance.lab.networks import build_network
 from tempbalance.model.layers import Layer
 from tests.cases import assert_carries, raises
-from tests.test_infer import GPT, Experts
+from tests.checkpoint.test_layers import GPT, Experts
 
 
 def network(seed: int = 0) -> nn.Module:

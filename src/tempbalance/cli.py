@@ -209,11 +209,16 @@ def compare(
 
 
 _Patterns = Optional[list[str]]  # noqa: UP045
+_Key = Annotated[
+    _Text, typer.Option(help="Which weights of a file to take, such as ema or netG; without it the largest.")
+]
 
 
 @app.command()
 def diagnose(
-    checkpoint: Annotated[str, typer.Argument(help="A .safetensors, .pt, .pth, .bin or .ckpt file, or a folder.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A file (.safetensors, .pt, .pth, .bin, .ckpt, .npz, ...) or a folder.")
+    ],
     against: Annotated[_Patterns, typer.Option(help="A later checkpoint to compare with; repeat for a series.")] = None,
     tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
     tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
@@ -225,11 +230,14 @@ def diagnose(
     exclude: Annotated[_Patterns, typer.Option(help="Pattern of layer names to leave out.")] = None,
     fused: Annotated[_Patterns, typer.Option(help="PATTERN=N: layers whose weight holds N parts side by side.")] = None,
     stacked: Annotated[_Patterns, typer.Option(help="Pattern of 3-D weights that are stacked experts.")] = None,
+    key: _Key = None,
     shuffle: Annotated[bool, typer.Option(help="Count eigenvalues beyond the edge after shuffling too.")] = True,
     form: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
     sort: Annotated[str, typer.Option(help="Value to sort by, largest first: alpha, ks, spectral_norm, ...")] = "depth",
     top: Annotated[Optional[int], typer.Option(min=1, help="Show only the first so many layers.")] = None,  # noqa: UP045
-    list_: Annotated[bool, typer.Option("--list", help="Show every tensor and why it is or is not scored.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show all tensors of all mappings, and why each is or is not scored.")
+    ] = False,
     html: Annotated[Optional[Path], typer.Option(help="Write a page to look at.")] = None,  # noqa: UP045
     figures: Annotated[Optional[Path], typer.Option(help="Write charts as SVG, PDF and PNG into a folder.")] = None,  # noqa: UP045
 ) -> None:
@@ -244,6 +252,7 @@ def diagnose(
             "exclude": exclude or (),
             "fused": _read_fused(fused or []),
             "stacked": stacked or (),
+            "key": key,
         }
         if reference is not None and against:
             raise ValueError("--reference is about one checkpoint: leave out --against")
@@ -289,6 +298,7 @@ def allocate(
     exclude: Annotated[_Patterns, typer.Option(help="Pattern of layer names to leave out, such as lm_head.")] = None,
     fused: Annotated[_Patterns, typer.Option(help="PATTERN=N: layers whose weight holds N parts side by side.")] = None,
     stacked: Annotated[_Patterns, typer.Option(help="Pattern of 3-D weights that are stacked experts.")] = None,
+    key: _Key = None,
     form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
     out: Annotated[_File, typer.Option(help="Write JSON into a file, whatever is printed.")] = None,
 ) -> None:
@@ -305,6 +315,7 @@ def allocate(
             "exclude": exclude or (),
             "fused": _read_fused(fused or []),
             "stacked": stacked or (),
+            "key": key,
         }
         shares = {"spread": spread, "lora_alpha": lora_alpha, "group_by": group_by}
         typer.echo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tempbalance.checkpoint import read_checkpoint
-from tempbalance.infer import Inferred, infer_layers
+from tempbalance.checkpoint import StoredTensor, read_checkpoint
+from tempbalance.checkpoint.layers import Inferred, infer_layers
 from tempbalance.layout import layer_text
 from tempbalance.measure import Measuring
 from tempbalance.model.layers import Layer, find_layers
@@ -69,6 +70,12 @@ class Diagnosis(LayerTable):
     def left_out(self) -> dict[str, str]:
         """Why each layer and other tensor has none."""
         return {**{row.name: row.reason for row in self.diagnoses if row.alpha is None}, **self.others}
+
+    def why_none_is_scored(self) -> str:
+        """Return the most frequent reasons: of layers, or of the other tensors if there are no layers."""
+        reasons = Counter(row.reason for row in self.diagnoses) or Counter(self.others.values())
+        listed = "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))
+        return f"no layer is scored: {listed or 'it has no tensors'}; --list shows each tensor"
 
     def summary(self) -> dict[str, Any]:
         """Means over the scored layers, how many have which verdict, and the layers most out of balance."""
@@ -140,6 +147,7 @@ def diagnose(
     fused: Mapping[str, int | Sequence[int]] | None = None,
     stacked: Sequence[str] = (),
     shuffle: bool = True,
+    key: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Diagnosis:
     """Say which layers of a model are over- and under-trained.
@@ -158,6 +166,8 @@ def diagnose(
         stacked: Patterns of weights of three dimensions that are stacked experts and not kernels.
         shuffle: Whether to count eigenvalues beyond the edge after shuffling too, which costs about as much as the
             rest.
+        key: Which mapping of names to tensors in a file to take, such as ``ema``; without it the largest that is not an
+            optimizer's.
         progress: Called with how many weights were read, and how many will be: each is read once more for shuffling.
 
     Returns:
@@ -176,7 +186,7 @@ def diagnose(
         exclude=exclude,
         fused=fused or {},
     )
-    found = _find(model, stacked)
+    found = _find(model, stacked, key)
     _check_patterns(found.inferred.layers, include=include, exclude=exclude, fused=tuple(scoring.fused))
     measuring = Measuring(found.inferred, scoring, include=include, progress=progress)
     measuring.solve()
@@ -203,16 +213,17 @@ class _Found:
     notes: tuple[str, ...] = ()
 
 
-def _find(model: Source, stacked: Sequence[str]) -> _Found:
+def _find(model: Source, stacked: Sequence[str], key: str | None) -> _Found:
     """The layers of whatever was given."""
     if isinstance(stacked, str):
         raise TypeError(f"stacked must be a list of name patterns, got the string {stacked!r}")
     if not isinstance(model, nn.Module):
         if not isinstance(model, Mapping | str | os.PathLike):
             raise TypeError(f"model must be a module, a path or a mapping of tensors, got {type(model).__name__}")
-        checkpoint = read_checkpoint(model)
-        notes = (f"weights found under {checkpoint.found_under!r}",) if checkpoint.found_under else ()
-        return _Found(checkpoint.name, infer_layers(checkpoint.tensors, stacked=stacked), (*notes, *checkpoint.notes))
+        checkpoint = read_checkpoint(model, key=key)
+        return _Found(checkpoint.name, infer_layers(checkpoint.tensors, stacked=stacked), checkpoint.notes)
+    if key is not None:
+        raise ValueError(f"key chooses among the mappings of a file, a module has one; got {key!r}")
     layers = find_layers(model)
     bare = unwrap(model)
     state = {name: each for name, each in bare.state_dict().items() if isinstance(each, Tensor) and not is_lazy(each)}
@@ -240,6 +251,7 @@ class TensorNote:
         name, shape, dtype: As stored.
         layer: The layer whose weight it is; empty if it is none.
         reason: Why it is not scored; empty if it is.
+        key: The mapping that it is in; empty for the top of the file.
     """
 
     name: str
@@ -247,6 +259,7 @@ class TensorNote:
     dtype: str
     layer: str
     reason: str
+    key: str = ""
 
 
 def list_tensors(
@@ -257,8 +270,9 @@ def list_tensors(
     exclude: Sequence[str] = (),
     fused: Mapping[str, int | Sequence[int]] | None = None,
     stacked: Sequence[str] = (),
+    key: str | None = None,
 ) -> list[TensorNote]:
-    """Every tensor of a checkpoint, and why it is or is not scored, as far as names and shapes tell.
+    """List every tensor of a checkpoint, of all its mappings, and why it is or is not scored.
 
     Args:
         path: Of the checkpoint.
@@ -267,19 +281,24 @@ def list_tensors(
         exclude: Patterns of layer names.
         fused: Parts of a layer's weight, by pattern.
         stacked: Patterns of stacked experts.
+        key: The mapping that is scored.
     """
     scoring = Scoring(min_eigenvalues=min_eigenvalues, exclude=exclude, fused=fused or {})
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, key=key)
     found = infer_layers(checkpoint.tensors, stacked=stacked)
     _check_patterns(found.layers, include=include, exclude=exclude, fused=tuple(scoring.fused))
     reasons = {row.name: row.reason for row in Measuring(found, scoring, include=include).rows()}
-    return [
-        TensorNote(
-            tensor.name,
-            tensor.shape,
-            str(tensor.dtype).removeprefix("torch."),
-            layer := found.tensors.get(tensor.name, ""),
-            reasons[layer] if tensor.name in found.tensors else found.others[tensor.name],
-        )
+    taken = [
+        _note(tensor, layer := found.tensors.get(tensor.name, ""), reasons.get(layer, ""), checkpoint.key)
+        if tensor.name in found.tensors
+        else _note(tensor, "", found.others[tensor.name], checkpoint.key)
         for tensor in checkpoint.tensors
     ]
+    for other in checkpoint.others:
+        reason = "state of an optimizer" if other.is_optimizer else f"not taken: --key {other.key or '.'}"
+        taken += [_note(tensor, "", reason, other.key) for tensor in other.tensors]
+    return taken
+
+
+def _note(tensor: StoredTensor, layer: str, reason: str, key: str) -> TensorNote:
+    return TensorNote(tensor.name, tensor.shape, str(tensor.dtype).removeprefix("torch."), layer, reason, key)

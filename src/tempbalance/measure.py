@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from tempbalance.checkpoint.layers import Inferred
 from tempbalance.errors import ScoreError, TempBalanceError
-from tempbalance.infer import Inferred
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.scoring import Job, Scoring, jobs_of, make_row, solve
 from tempbalance.ranking.table import DiagnosisRow

@@ -112,11 +112,11 @@ def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
 
 
 def render_list(notes: Sequence[TensorNote], form: Format) -> str:
-    """Every tensor, and why it is or is not scored."""
+    """Return every tensor of every mapping, and why it is or is not scored."""
     if form == "json":
         return as_json([{**vars(note), "shape": list(note.shape)} for note in notes])
-    headings = ["tensor", "shape", "dtype", "layer", "left out"]
-    lines = [list(map(cell, (note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes]
+    headings = ["key", "tensor", "shape", "dtype", "layer", "skipped"]
+    lines = [list(map(cell, (note.key, note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes]
     return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tempbalance.diagnosis import Diagnosis, diagnose, list_tensors
+from tempbalance.errors import CheckpointError
 from tempbalance.render import Format, render, render_list, render_series, sort_rows
 from tempbalance.report.text import shown
 from tempbalance.runlog import write_whole
@@ -62,6 +63,9 @@ def tell(
 
     Returns:
         The text for standard output.
+
+    Raises:
+        CheckpointError: If no layer is scored.
     """
     if telling.html is not None and any(is_same(telling.html, source) for source in sources):
         raise ValueError(f"html must be a file of its own, got the checkpoint {str(telling.html)!r}")
@@ -72,6 +76,8 @@ def tell(
     if len(sources) > 1 and (telling.html or telling.figures or telling.top or telling.sort != "depth"):
         raise ValueError("--html, --figures, --sort and --top are about one checkpoint: leave out --against")
     diagnoses = [diagnose_shown(source, {**which, **how}, console) for source in sources]
+    if not any(each.scored for each in diagnoses):
+        raise CheckpointError(f"{shown(diagnoses[0].model)}: {diagnoses[0].why_none_is_scored()}")
     if len(diagnoses) > 1:
         names = [{row.name for row in each.scored} for each in diagnoses]
         if not set.intersection(*names):

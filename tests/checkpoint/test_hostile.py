@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import damaged_files
 
 from tempbalance.checkpoint import read_checkpoint
 from tempbalance.errors import CheckpointError
-from tests import hostile
 from tests.cases import raises
+from tests.checkpoint import hostile
 
 # two seconds each; archive_millions_of_marks, which is refused in the same place, stays in the fast tier
 SLOW = {"archive_tuples_a_million_deep", "archive_millions_of_instructions"}
@@ -31,7 +32,8 @@ LARGE = (
     "recursion",
     "device",
 )
-UNFOLDING = sorted(name for name in hostile.CASES if any(word in name for word in LARGE))
+REFUSED = [name for name in hostile.CASES if name not in hostile.INERT]
+UNFOLDING = sorted(name for name in REFUSED if any(word in name for word in LARGE))
 WHOLE = {"zip": hostile.saved(hostile.WEIGHT), "legacy": hostile.legacy(hostile.WEIGHT),
          "safetensors": hostile.save(hostile.WEIGHT)}  # fmt: skip
 
@@ -41,7 +43,7 @@ def names_below(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in hostile.CASES]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in REFUSED]
 )
 def test_a_hostile_file_is_refused_in_one_line_and_nothing_of_it_runs(name, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
@@ -55,6 +57,18 @@ def test_a_hostile_file_is_refused_in_one_line_and_nothing_of_it_runs(name, tmp_
     assert len(str(caught.value)) < 1000
     assert names_below(tmp_path) == before
     assert not any(Path(found).name == hostile.MARKER for found in before)
+    assert hostile.VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("name", sorted(hostile.INERT))
+def test_objects_beside_the_weights_are_inert_and_the_weights_are_read(name, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    path = hostile.build_case(name, tmp_path / "files" / "case")
+    before = names_below(tmp_path)
+    (tensor,) = read_checkpoint(path).tensors
+    assert torch.equal(tensor.load(), hostile.WEIGHT["weight"])
+    assert names_below(tmp_path) == before
     assert hostile.VARIABLE not in os.environ
 
 
@@ -111,19 +125,15 @@ def test_a_file_that_would_unfold_is_refused_before_it_is_in_memory(name, tmp_pa
 @pytest.mark.parametrize(
     ("name", "carried"),
     [
-        ("torch_payload", ["'a.pt'", "posix.system", "state_dict()"]),
-        ("torch_two_payloads", ["posix.system", "builtins.eval"]),
+        ("torch_payload", ["'a.pt'", "posix.system"]),
         ("torch_plain_pickle_of_protocol_0", ["posix.system"]),
         ("archive_names_from_the_memo", ["os.system"]),
-        ("archive_instruction_inst", ["os.system"]),
-        ("torch_namespace", ["argparse.Namespace"]),
-        ("torch_numpy_scalar", ["numpy"]),
-        ("torch_whole_module", ["torch.nn.modules.linear.Linear"]),
-        ("archive_items_of_a_tensor", ["PickledTensor"]),
+        ("archive_instruction_inst", ["'weight'"]),
+        ("archive_extension", ["EXT1"]),
+        ("archive_state_of_a_tensor", ["Described"]),
         ("archive_storage_longer_than_its_record", ["'0'", "4,000,000", 48]),
         ("archive_expanded_to_a_terabyte", ["1,099,511,627,776", 48]),
         ("zip_bomb", ["49,228", "50,000,180"]),
-        ("zip_torchscript", ["TorchScript", "torch.jit.load"]),
         ("format_onnx", ["'a.onnx'", "ONNX"]),
         ("format_gguf", ["GGUF", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"]),
         ("format_msgpack", ["'a.msgpack'"]),
@@ -131,12 +141,11 @@ def test_a_file_that_would_unfold_is_refused_before_it_is_in_memory(name, tmp_pa
         ("tar_with_payload", ["tar"]),
         ("safetensors_cut_off", ["'a.safetensors'"]),
         ("safetensors_lfs_pointer", ["git lfs pull"]),
-        ("safetensors_overlap", [48]),
+        ("safetensors_overlap", ["'a.safetensors'"]),
         ("index_above", ["'in'", "'../outside.safetensors'"]),
         ("index_of_a_shard_that_links_outside", ["'a.safetensors'"]),
         ("index_of_a_missing_tensor", [r"'evil\n\x1b[31m'", "'a.safetensors'"]),
         ("index_of_ten_thousand_and_one_shards", ["10,001", "10,000"]),
-        ("npz", ["'a.npz'", ".safetensors"]),
         ("index_of_one_file_by_two_names", ["'case'"]),
         ("fifo", ["FIFO"]),
         ("socket_file", ["socket"]),
@@ -144,7 +153,7 @@ def test_a_file_that_would_unfold_is_refused_before_it_is_in_memory(name, tmp_pa
         ("missing", [r"'no\nsuch\x1b[31m.pt'", os.strerror(errno.ENOENT)]),
         ("torch_empty", ["'a.pt'"]),
         ("folder_that_is_empty", ["'case'"]),
-        ("distributed_payload", [".metadata", "posix.system"]),
+        ("distributed_payload", [".metadata"]),
         ("distributed_piece_outside", ["'../outside.distcp'"]),
     ],
 )
@@ -178,18 +187,10 @@ def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
         read_checkpoint(path)
 
 
-@pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)
-def test_any_byte_of_a_file_may_be_wrong(content, tmp_path):
-    """Each damaged file is read or refused; no other error comes out."""
-    path = tmp_path / "a.pt"
-    generator = torch.Generator().manual_seed(0)
-    for position in torch.randint(len(content), (200,), generator=generator).tolist():
-        path.write_bytes(content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :])
-        try:
-            tensors = read_checkpoint(path).tensors
-        except CheckpointError:
-            continue
-        assert all(tensor.load().numel() >= 0 for tensor in tensors)
+def test_a_damaged_file_is_refused_or_leaves_the_other_tensors_as_they_are(tmp_path):
+    """A part of the campaign of benchmarks/damaged_files.py; TEMPBALANCE_DAMAGED=2000 runs all of it."""
+    found = damaged_files.run(tmp_path, int(os.environ.get("TEMPBALANCE_DAMAGED", "300")), seed=0)
+    assert all(counts["refused"] > 0 and counts["read"] > 0 for counts in found.values())
 
 
 def test_a_file_may_end_anywhere(tmp_path):

@@ -18,8 +18,8 @@ from torch import nn
 
 from tempbalance.checkpoint import Checkpoint, read_checkpoint
 from tempbalance.errors import CheckpointError, WeightError
-from tests import hostile
 from tests.cases import assert_carries, raises
+from tests.checkpoint import hostile
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)
@@ -60,7 +60,7 @@ def test_a_format_is_told_by_content_whatever_the_file_is_called(tmp_path, form,
     SAVERS[form](weights(), path)
     checkpoint = read_checkpoint(path)
     assert_holds(checkpoint, weights())
-    assert (checkpoint.name, checkpoint.found_under, checkpoint.notes) == (path.name, "", ())
+    assert (checkpoint.name, checkpoint.key, checkpoint.notes) == (path.name, "", ())
 
 
 @pytest.mark.parametrize("save", SAVERS.values(), ids=SAVERS)
@@ -117,8 +117,9 @@ def test_values_beside_the_weights_are_left_out_with_a_note(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model", "net", "module", "ema", "model.state_dict",
-                                 "ema.model.module", "state_dict.model"])  # fmt: skip
-def test_weights_are_found_under_the_usual_keys_nested_too(tmp_path, key):
+                                 "ema.model.module", "state_dict.model", "model_state", "params_ema",
+                                 "generator", "student", "netG", "anything at all"])  # fmt: skip
+def test_weights_are_key_the_usual_keys_nested_too(tmp_path, key):
     value: dict[str, object] = weights()
     for part in reversed(key.split(".")):
         value = {"epoch": 3, "loss": torch.tensor(0.5), part: value, "optimizer": {"state": {0: {"m": torch.ones(2)}}}}
@@ -126,16 +127,36 @@ def test_weights_are_found_under_the_usual_keys_nested_too(tmp_path, key):
     for source in (tmp_path / "a.pt", value):
         checkpoint = read_checkpoint(source)
         assert_holds(checkpoint, weights())
-        assert checkpoint.found_under == key
+        assert checkpoint.key == key
+        assert any(other.is_optimizer for other in checkpoint.others)
 
 
-def test_other_weights_in_the_same_file_are_noted(tmp_path):
-    torch.save({"ema": weights(), "model": weights(2)}, tmp_path / "a.pt")
+@pytest.mark.parametrize(("other", "taken"), [(3, "model"), (2, "model"), (4, "ema")])
+def test_the_largest_weights_are_taken_and_the_others_noted(tmp_path, other, taken):
+    torch.save({"ema": weights(other), "model": weights(3)}, tmp_path / "a.pt")
     checkpoint = read_checkpoint(tmp_path / "a.pt")
-    assert checkpoint.found_under == "model"
-    (note,) = checkpoint.notes
-    assert_carries(note, '"ema"')
-    assert_holds(checkpoint, weights(2))
+    assert checkpoint.key == taken
+    assert_holds(checkpoint, weights(max(other, 3)))
+    (left,) = {"ema", "model"} - {taken}
+    assert_carries(checkpoint.notes[0], repr(taken))
+    assert_carries(checkpoint.notes[1], repr(left), "--key")
+    assert [each.key for each in checkpoint.others] == [left]
+
+
+@pytest.mark.parametrize(("key", "num_layers"), [("netG", 4), ("netD", 2), ("nets.netE", 3), ("nets", 3)])
+def test_a_key_chooses_among_the_mappings(tmp_path, key, num_layers):
+    held = {"netG": weights(4), "netD": weights(2), "nets": {"netE": weights(3)}, "step": 3}
+    torch.save(held, tmp_path / "a.pt")
+    for source in (tmp_path / "a.pt", held):
+        tensors = read_checkpoint(source, key=key).tensors
+        prefix = "netE." if key == "nets" else ""
+        assert [tensor.name for tensor in tensors] == [prefix + name for name in weights(num_layers)]
+
+
+def test_a_key_that_is_not_there_names_those_that_are(tmp_path):
+    torch.save({"netG": weights(4), "netD": weights(2)}, tmp_path / "a.pt")
+    with raises(CheckpointError, "'net'", "'netG'", "'netD'"):
+        read_checkpoint(tmp_path / "a.pt", key="net")
 
 
 def test_the_state_of_an_optimizer_is_never_taken_for_weights(tmp_path):
@@ -173,7 +194,7 @@ def test_a_checkpoint_of_lightning_is_read(tmp_path):
     trainer.fit(module, torch.utils.data.DataLoader(torch.ones(4, 3)))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     checkpoint = read_checkpoint(tmp_path / "a.ckpt")
-    assert checkpoint.found_under == "state_dict"
+    assert checkpoint.key == "state_dict"
     assert_holds(checkpoint, module.state_dict())
 
 
@@ -360,7 +381,7 @@ def test_a_distributed_checkpoint_gives_the_model_and_not_the_optimizer(tmp_path
     optimizer.step()
     save_distributed({"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 3}, tmp_path / "a")
     checkpoint = read_checkpoint(tmp_path / "a")
-    assert checkpoint.found_under == "model"
+    assert checkpoint.key == "model"
     assert_holds(checkpoint, model.state_dict())
 
 
@@ -404,11 +425,10 @@ def test_tensors_in_pieces_of_two_processes_are_put_together(tmp_path):
 # what cannot be read is listed
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning", "ignore:torch.quantize_per:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 def test_tensors_that_are_not_dense_are_listed_and_name_themselves_when_read(tmp_path):
     state = {
         "sparse": torch.eye(3).to_sparse(), "rows": torch.eye(4).to_sparse_csr(),
-        "quantized": torch.quantize_per_tensor(torch.ones(5), 0.1, 0, torch.qint8),
         "meta": torch.empty(6, device="meta"), "lazy": torch.ones(2, dtype=torch.complex64).conj(),
         "plain": torch.eye(2),
     }  # fmt: skip
@@ -480,5 +500,5 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path, save):
 
 def test_reading_a_checkpoint_reads_no_tensor(tmp_path, monkeypatch):
     save_file(weights(), tmp_path / "a.safetensors")
-    monkeypatch.setattr("tempbalance.stored.files.torch.empty", lambda *_, **__: pytest.fail("read a tensor"))
+    monkeypatch.setattr("tempbalance.checkpoint.formats._load", lambda *_: pytest.fail("read a tensor"))
     assert len(read_checkpoint(tmp_path / "a.safetensors").tensors) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tempbalance.checkpoint.files import inside, naming, parse_json, read_index, shown
+from tempbalance.checkpoint.formats import read_file
+from tempbalance.checkpoint.tensors import StoredTensor, Weights, choose
 from tempbalance.errors import CheckpointError
-from tempbalance.stored.files import inside, parse_json, read_index, shown
-from tempbalance.stored.formats import read_file
-from tempbalance.stored.tensors import StoredTensor, Weights
 
 CONFIG = "adapter_config.json"
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -27,7 +27,7 @@ _PLAIN_PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.)+")
 
 @dataclass(frozen=True)
 class _Scaling:
-    """What a product is multiplied with: alpha / r, or alpha / sqrt(r) for rank-stabilised adapters."""
+    """The factor of a product: alpha / r, or alpha / sqrt(r) for rank-stabilised adapters."""
 
     alpha: float
     alpha_of: Mapping[str, float]
@@ -38,8 +38,8 @@ class _Scaling:
         return next(patterns, self.alpha) / (math.sqrt(rank) if self.is_root else rank)
 
 
-def read_adapter(folder: Path) -> Weights:
-    """The products of an adapter folder, and the tensors beside them.
+def read_adapter(folder: Path) -> tuple[list[Weights], tuple[str, ...]]:
+    """Read the products of an adapter folder, the tensors beside them, and what a reader should know.
 
     Raises:
         CheckpointError: If it is not LoRA, or its factors do not belong together.
@@ -49,9 +49,10 @@ def read_adapter(folder: Path) -> Weights:
     present = [name for name in _FILES if os.path.isfile(folder / name)]
     if not present:
         raise CheckpointError(f"has {CONFIG} but neither {' nor '.join(_FILES)}")
-    found = read_file(inside(folder, present[0]))
-    notes = ("the magnitudes of DoRA are not part of the products",) if config.get("use_dora") else ()
-    return replace(found, tensors=_products(found.tensors, scaling), notes=found.notes + notes)
+    with naming(shown(present[0])):
+        found, _, notes = choose(read_file(inside(folder, present[0])), None)
+    notes += ["the magnitudes of DoRA are not part of the products"] if config.get("use_dora") else []
+    return [replace(found, tensors=_products(found.tensors, scaling))], tuple(notes)
 
 
 def _read_scaling(config: Mapping[str, object]) -> _Scaling:
@@ -77,7 +78,7 @@ def _is_meant(pattern: str, layer: str) -> bool:
     return layer == name.removeprefix("^") or (not name.startswith("^") and layer.endswith(f".{name}"))
 
 
-def _products(tensors: list[StoredTensor], scaling: _Scaling) -> list[StoredTensor]:
+def _products(tensors: Sequence[StoredTensor], scaling: _Scaling) -> list[StoredTensor]:
     factors: dict[str, dict[str, StoredTensor]] = {}
     others: list[StoredTensor] = []
     for tensor in tensors:

@@ -17,9 +17,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tempbalance.checkpoint.tensors import StoredTensor
 from tempbalance.model.layers import Layer, is_bias, is_embedding_name, mark_tied
 from tempbalance.spectral.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
-from tempbalance.stored.tensors import StoredTensor
 
 _EMBEDDER = re.compile(r"emb(ed|eds|edding|eddings|edder)?(_|$)|^(wte|wpe|shared|tok|tokens?|pos|positions?)$|_bias$")
 _NO_EMBEDDER = re.compile(r"(^|_)(out|proj|projection|unembed|unembedding)(_|$)|^unemb")
@@ -148,10 +148,12 @@ def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
     """Why a tensor is no layer; empty if it is one."""
     owner, key = _split(tensor.name)
     bias = _beside(tensor, "bias", by_name)
-    if tensor.rank is not None:
-        return ""
+    if tensor.problem or tensor.rank is not None:
+        return tensor.problem
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-        return f"{str(tensor.dtype).removeprefix('torch.')}: an index, a count or a quantized weight"
+        is_weight = len(tensor.shape) > 1 and key.endswith("weight")
+        what = "a quantised weight without a scale that is known" if is_weight else "an index or a count"
+        return f"{str(tensor.dtype).removeprefix('torch.')}: {what}"
     if is_bias(key):
         return "bias"
     if _LORA.search(tensor.name):

@@ -1,26 +1,38 @@
-"""Folders: one file among others, shards and their index as Hugging Face writes them."""
+"""Folders: one file among others, or shards and their index as Hugging Face writes them."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from tempbalance.checkpoint.adapters import CONFIG, read_adapter
+from tempbalance.checkpoint.distributed import METADATA, read_distributed
+from tempbalance.checkpoint.files import SUFFIXES, inside, naming, parse_json, read_index, shown
+from tempbalance.checkpoint.formats import read_file
+from tempbalance.checkpoint.tensors import StoredTensor, Weights, choose, natural_order
 from tempbalance.errors import CheckpointError
-from tempbalance.stored.adapters import CONFIG, read_adapter
-from tempbalance.stored.distributed import METADATA, read_distributed
-from tempbalance.stored.files import SUFFIXES, inside, parse_json, read_index, shown
-from tempbalance.stored.formats import read_file
-from tempbalance.stored.tensors import StoredTensor, Weights, natural_order
 
 _MOST_SHARDS = 10_000
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _INDICES = tuple(f"{name}.index.json" for name in _SINGLE)
 # what trainers put beside the weights under a suffix of theirs
-_BESIDE = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", "random_states")
+_BESIDE = (
+    "optim",
+    "scheduler",
+    "scaler",
+    "rng_state",
+    "training_args",
+    "random_states",
+    "sampler",
+    "custom_checkpoint",
+)
 
 
-def read_folder(folder: Path) -> Weights:
-    """The weights of a folder: an adapter, shards with an index, a distributed checkpoint, or one file.
+def read_folder(folder: Path) -> tuple[list[Weights], tuple[str, ...]]:
+    """Read a folder: an adapter, shards with an index, a distributed checkpoint, or one file.
+
+    Returns:
+        Its mappings of names to tensors, and what a reader should know.
 
     Raises:
         CheckpointError: If there are none, or it is not clear which are meant, or something in it lies elsewhere.
@@ -34,11 +46,14 @@ def read_folder(folder: Path) -> Weights:
     if (index := _only(names, _INDICES, ".index.json")) is not None:
         return _read_shards(folder, index)
     if METADATA in names:
-        return read_distributed(folder)
-    weights = [name for name in names if name.endswith(SUFFIXES) and not name.startswith(_BESIDE)]
+        return read_distributed(folder), ()
+    weights = [name for name in names if name.endswith(SUFFIXES) and not any(part in name for part in _BESIDE)]
     safe = [name for name in weights if name.endswith(".safetensors")]
     if (single := _only(safe or weights, _SINGLE, SUFFIXES)) is not None:
-        return read_file(inside(folder, single))
+        others = [name for name in safe if name != single]
+        notes = (f"also has {', '.join(map(shown, others[:4]))}: hand over the file",) if others else ()
+        with naming(shown(single)):
+            return read_file(inside(folder, single)), notes
     if not weights:
         raise CheckpointError(f"has no weights: no file ends in {', '.join(SUFFIXES)} and none is an index")
     raise CheckpointError(f"has {len(weights)} files of weights and no index: hand over one, say {shown(weights[0])}")
@@ -51,7 +66,7 @@ def _only(names: list[str], preferred: tuple[str, ...], suffixes: str | tuple[st
     return usual[0] if usual else candidates[0] if len(candidates) == 1 else None
 
 
-def _read_shards(folder: Path, index: str) -> Weights:
+def _read_shards(folder: Path, index: str) -> tuple[list[Weights], tuple[str, ...]]:
     shard_of = _weight_map(folder, index)
     shards = sorted(set(shard_of.values()), key=natural_order)
     if len(shards) > _MOST_SHARDS:
@@ -61,7 +76,8 @@ def _read_shards(folder: Path, index: str) -> Weights:
     tensors: list[StoredTensor] = []
     num_extra = 0
     for shard, path in paths.items():
-        held = read_file(path).tensors
+        with naming(shown(shard)):
+            held = choose(read_file(path), None)[0].tensors
         listed = [tensor for tensor in held if shard_of.get(tensor.name) == shard]
         num_extra += len(held) - len(listed)
         tensors += listed
@@ -70,7 +86,7 @@ def _read_shards(folder: Path, index: str) -> Weights:
         raise CheckpointError(f"{shown(index)} says that {shown(missing)} is in {shown(shard_of[missing])}: it is not")
     tensors.sort(key=lambda tensor: natural_order(tensor.name))  # shards are not in the model's order
     notes = (f"{num_extra} tensors of its shards are not in the index",) if num_extra else ()
-    return Weights(tensors, notes=notes)
+    return [Weights(tensors)], notes
 
 
 def _check_distinct(index: str, paths: list[Path]) -> None:

@@ -13,38 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tempbalance.checkpoint.archives import Archive
+from tempbalance.checkpoint.contents import find_weights
+from tempbalance.checkpoint.described import Described, dtype_of, load_values
+from tempbalance.checkpoint.files import (
+    inside,
+    naming,
+    num_elements,
+    open_file,
+    plain_record,
+    read_index,
+    shown,
+    size_of,
+)
+from tempbalance.checkpoint.pickles import read_pickle
+from tempbalance.checkpoint.tensors import StoredTensor, Weights
 from tempbalance.errors import CheckpointError
-from tempbalance.stored.described import VOCABULARY, PickledTensor, load
-from tempbalance.stored.files import inside, naming, num_elements, open_file, plain_record, read_index, shown, size_of
-from tempbalance.stored.opcodes import Builder, Made, Opaque, read_pickle
-from tempbalance.stored.pickled import read_zip
-from tempbalance.stored.tensors import StoredTensor, Weights, find_weights
 
 METADATA = ".metadata"
 _MOST_NESTED = 64
-_PACKAGE = "torch.distributed.checkpoint"
-_CLASSES = tuple(
-    f"{_PACKAGE}.metadata.{name}"
-    for name in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "MetadataIndex")
-    + ("TensorProperties", "StorageMeta")
-) + (f"{_PACKAGE}.filesystem._StorageInfo", "torch.distributed._shard.sharded_tensor.metadata.TensorProperties")
-_HARMLESS = (
-    f"{_PACKAGE}.metadata._MEM_FORMAT_ENCODING",
-    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
-    *(f"pathlib{module}.{name}Path" for module in ("", "._local") for name in ("Posix", "Windows")),
-)
-
-
-def _made(name: str, _: tuple[object, ...]) -> object:
-    return Made(name.rpartition(".")[2])
-
-
-_KNOWN: dict[str, object] = {
-    **{name: value for name, value in VOCABULARY.items() if isinstance(value, torch.dtype)},
-    **{name: VOCABULARY[name] for name in ("torch.Size", "torch.serialization._get_layout", "collections.OrderedDict")},
-    **{name: Builder(partial(_made, name)) for name in _CLASSES},
-    **{name: Builder(lambda _: Opaque()) for name in _HARMLESS},
-}
 
 
 @dataclass(frozen=True)
@@ -63,36 +50,31 @@ class _Tensor:
     chunks: list[_Chunk]
 
 
-def read_distributed(folder: Path) -> Weights:
-    """The weights of a folder, put together from their pieces.
+def read_distributed(folder: Path) -> list[Weights]:
+    """Read the mappings of a folder, whose tensors are put together from their pieces.
 
     Raises:
-        CheckpointError: If the metadata asks for more than its own classes, or pieces are missing or lie outside.
+        CheckpointError: If the metadata is not what torch writes, or pieces are missing or lie outside.
     """
     content = io.BytesIO(read_index(inside(folder, METADATA)))
     with naming(METADATA):
-        metadata = read_pickle(content, _KNOWN, _no_persistent_id)
+        metadata = read_pickle(content)
     try:
         tree = _tree(folder, metadata)
     except (AttributeError, TypeError, LookupError) as err:
         raise CheckpointError(f"{METADATA} is not what torch.distributed.checkpoint writes") from err
-    found = find_weights(tree, _Tensor)
-    return Weights([_stored(name, tensor) for name, tensor in found.tensors.items()], found.under, found.notes)
-
-
-def _no_persistent_id(_: object) -> object:
-    raise CheckpointError("its pickle has a persistent id where none belongs")
+    return find_weights(tree, _Tensor, _stored)
 
 
 def _tree(folder: Path, metadata: Any) -> dict[str, Any]:
     """The state dict as it was before its names were joined, with tensors for its leaves."""
     places = {}
-    for key, info in metadata.state["storage_data"].others or []:
+    for key, info in metadata.state["storage_data"].items():
         places[_place(key.state["fqn"], key.state.get("offset"))] = info.state
     paths = metadata.state.get("planner_data") or {}
     tree: dict[str, Any] = {}
     for name, entry in metadata.state["state_dict_metadata"].items():
-        if entry.name == "TensorStorageMetadata":
+        if entry.name.endswith(".TensorStorageMetadata"):
             *parents, leaf = _path(name, paths)
             branch = tree
             for part in parents:
@@ -119,12 +101,12 @@ def _path(name: str, paths: Mapping[str, Any]) -> list[str]:
 
 def _tensor(folder: Path, name: str, state: Any, places: Mapping[Any, Any]) -> _Tensor:
     """A tensor whose pieces have the right size in total, each at an offset of its own."""
-    shape, dtype = state["size"], state["properties"].state[0]
+    shape, dtype = state["size"], dtype_of(state["properties"].state[0])
     count = num_elements(f"tensor {shown(name)}", shape)
     pieces = {_place(name, chunk.state["offsets"]): chunk.state for chunk in state["chunks"]}
     chunks = [_chunk(folder, name, shape, piece, places) for piece in pieces.values()]
     num_covered = sum(math.prod(chunk.shape) for chunk in chunks)
-    if not isinstance(dtype, torch.dtype) or len(chunks) != len(state["chunks"]) or num_covered != count:
+    if dtype is None or len(chunks) != len(state["chunks"]) or num_covered != count:
         raise CheckpointError(f"the pieces of {shown(name)} do not make up the whole tensor")
     return _Tensor(dtype, shape, chunks)
 
@@ -168,9 +150,10 @@ def _load(name: str, tensor: _Tensor) -> Tensor:
 def _load_chunk(name: str, chunk: _Chunk, dtype: torch.dtype) -> Tensor:
     """A piece is a file of ``torch.save`` with one tensor, inside a larger file."""
     data = plain_record(partial(open_file, chunk.path), chunk.start, chunk.num_bytes).read(0, chunk.num_bytes)
-    piece, storages = read_zip(partial(io.BytesIO, data.numpy().tobytes()))
-    if not isinstance(piece, PickledTensor) or piece.storage is None:
+    content = data.numpy().tobytes()
+    piece = Archive(lambda: io.BytesIO(content)).pickled()
+    if not isinstance(piece, Described) or piece.storage is None or piece.quantizer:
         raise CheckpointError(f"a piece of {shown(name)} is not a dense tensor")
     if (piece.dtype, piece.shape) != (dtype, chunk.shape):
         raise CheckpointError(f"a piece of {shown(name)} is not what {METADATA} says")
-    return load(piece, storages[piece.storage.key])
+    return load_values(piece)

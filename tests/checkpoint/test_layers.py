@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from tempbalance.checkpoint import StoredTensor, read_checkpoint
-from tempbalance.infer import infer_layers
+from tempbalance.checkpoint.layers import infer_layers
 from tempbalance.lab.networks import build_network
 from tempbalance.model.layers import find_layers
 from tests.cases import assert_carries, raises
@@ -242,7 +242,7 @@ def test_integers_and_the_factors_of_adapters_inside_a_model_say_why_they_are_no
     found = inferred(tensors)
     assert [layer.name for layer in found.layers] == ["q.base_layer"]
     assert_carries(found.others["q.lora_A.default.weight"], "LoRA", "scaling")
-    assert_carries(found.others["q.qweight"], "int32")
+    assert_carries(found.others["q.weight"], "packed", "quantization_config")
     assert_carries(found.others["r.parametrizations.weight.original"], "parametrization")
 
 

@@ -1,4 +1,4 @@
-"""Files as places to read bytes from: what may be opened, and how bytes become tensors."""
+"""Files as places to read bytes from: what may be opened, and how much is read at a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from tempbalance.errors import CheckpointError
 
 Opener = Callable[[], io.BufferedIOBase]
 
-# headers, indices and pickles that describe tensors; the largest in use, of 140,000 tensors, has 14 MB
+# headers and indices that describe tensors; the largest in use, of 140,000 tensors, has 14 MB
 MOST_INDEX_BYTES = 20 << 20
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+# pickles, which may hold arrays of NumPy
+MOST_PICKLE_BYTES = 64 << 20
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".pkl", ".pickle", ".pt2")
 READABLE = f"{', '.join(SUFFIXES)} files with tensors by name are, and folders of them"
 _MOST_SHOWN = 80
 # a header has one brace and two brackets for each tensor; more is made to fill memory
@@ -74,6 +76,42 @@ def _check_regular(mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
         raise CheckpointError(f"is {kind}, not a file")
+
+
+class Bounded(io.BufferedIOBase):
+    """A file that gives no more than it has, and no more at a time than a description may need."""
+
+    def __init__(self, file: io.BufferedIOBase, most: int) -> None:
+        self.file, self.most, self.num_bytes = file, most, size_of(file)
+        file.seek(0)
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        """Read some bytes, or all that are left.
+
+        Raises:
+            CheckpointError: If that is more than may be read at a time.
+        """
+        left = max(0, self.num_bytes - self.file.tell())
+        wanted = left if count is None or count < 0 else min(count, left)
+        if wanted > self.most:
+            raise CheckpointError(f"has {wanted:,} bytes where at most {self.most:,} describe tensors")
+        return self.file.read(wanted)
+
+    def readline(self, limit: int | None = -1, /) -> bytes:
+        """Read up to the end of a line, or a thousand bytes."""
+        return self.file.readline(1000)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a position."""
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self.file.tell()
+
+    def seekable(self) -> bool:
+        """Return whether it can go to a position, which it can."""
+        return True
 
 
 def size_of(file: io.BufferedIOBase) -> int:
@@ -150,11 +188,6 @@ def read_into_tensor(file: io.BufferedIOBase | IO[bytes], count: int) -> Tensor:
             raise CheckpointError(f"the file ends {count - done:,} bytes too early")
         done += got
     return data
-
-
-def strided(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    """Bytes as a tensor of a given form."""
-    return data.view(dtype).as_strided(shape, stride)
 
 
 def num_elements(what: str, shape: object) -> int:

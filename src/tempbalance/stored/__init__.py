@@ -1,1 +1,0 @@
-"""Formats in which weights are kept in files, each read without running anything that a file contains."""
