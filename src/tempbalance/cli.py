@@ -235,7 +235,7 @@ def diagnose(
 ) -> None:
     """Tell which layers of a checkpoint are over- and under-trained; nothing in the file is executed."""
     with answered():
-        from tempbalance.tell import Telling, tell
+        from tempbalance.diagnose_command import Telling, tell
 
         telling = Telling(form=form, sort=sort, top=top, html=html, figures=figures)
         which = {

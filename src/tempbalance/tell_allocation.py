@@ -10,12 +10,11 @@ from rich.console import Console
 
 from tempbalance import __version__
 from tempbalance.allocation import TARGETS, Allocation, By, Target, allocate, check_target
+from tempbalance.diagnose_command import diagnose_shown, is_same
+from tempbalance.diagnosis.text import aligned, as_json, cell
 from tempbalance.lab.methods import unknown
-from tempbalance.layout import aligned, cell
-from tempbalance.render import as_json
 from tempbalance.report.text import shown
 from tempbalance.runlog import write_whole
-from tempbalance.tell import diagnose_shown, is_same
 
 _FORMATS = ("table", "json")
 

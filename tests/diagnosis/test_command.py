@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from tempbalance.cli import app
 from tests.cases import assert_bad_usage, assert_carries
+from tests.diagnosis.test_diagnose import heavy, network
 from tests.hostile import MARKER, VARIABLE, build_case
-from tests.test_diagnose import heavy, network
 
 
 def run(*arguments):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tempbalance.diagnosis import Diagnosis
+from tempbalance.diagnosis.diagnose import Diagnosis
 from tempbalance.model.layers import Layer
 
 

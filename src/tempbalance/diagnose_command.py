@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tempbalance.diagnosis import Diagnosis, diagnose, list_tensors
-from tempbalance.render import Format, render, render_list, render_series, sort_rows
-from tempbalance.report.text import shown
+from tempbalance.diagnosis.against import movements, to_dict
+from tempbalance.diagnosis.diagnose import Diagnosis, TensorNote, diagnose, list_tensors
+from tempbalance.diagnosis.text import NOT_IN_CSV, Format, aligned, as_csv, as_json, cell, exact, layer_text, sort_rows
+from tempbalance.ranking.table import DiagnosisRow
+from tempbalance.report.text import number, shown
 from tempbalance.runlog import write_whole
+
+_WORST = 12  # reasons shown below a table before they are only counted
 
 
 @dataclass(frozen=True)
@@ -125,3 +129,72 @@ def _shown(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
             progress.update(task, completed=num_done, total=num_all)
 
         yield update
+
+
+def render(diagnosis: Diagnosis, rows: Sequence[DiagnosisRow], form: Format) -> str:
+    """The scored rows of a diagnosis, what was left out and why, and the summary.
+
+    Args:
+        diagnosis: What was found.
+        rows: Those of its scored rows to show, in this order.
+        form: ``table``, ``json`` or ``csv``; the latter has the rows alone.
+    """
+    if form == "json":
+        return as_json({**diagnosis.to_dict(), "layers": [diagnosis.row_dict(row) for row in rows]})
+    if form == "csv":
+        names = [each.name for each in fields(DiagnosisRow) if each.name not in NOT_IN_CSV]
+        over = diagnosis.over_reference  # no field of a row, and only there if asked for
+        lines = [[exact(getattr(row, name)) for name in names] + ([exact(row.score)] if over else []) for row in rows]
+        return as_csv([*names, over] if over else names, lines)
+    return "\n".join([layer_text(rows, reference=diagnosis.reference), *_telling(diagnosis)])
+
+
+def _telling(diagnosis: Diagnosis) -> list[str]:
+    """What stands below a table."""
+    summary = diagnosis.summary()
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in summary["verdicts"].items())
+    lines = ["", f"{shown(diagnosis.model)}: {summary['num_layers']} layers scored with {diagnosis.tail}: {verdicts}"]
+    if summary["num_layers"]:
+        means = ", ".join(
+            f"{name} {number(summary[name])}"
+            for name in ("alpha", "alpha_weighted", "log_alpha_norm", "log_norm", "stable_rank")
+            if summary[name] is not None
+        )
+        lines.append(f"means: {means}")
+    if summary["most_out_of_balance"]:
+        lines.append("most out of balance: " + ", ".join(map(shown, summary["most_out_of_balance"])))
+    left_out = {row.name: row.reason for row in diagnosis.diagnoses if row.alpha is None}
+    lines += [f"left out: {shown(name)}: {shown(reason)}" for name, reason in list(left_out.items())[:_WORST]]
+    if len(left_out) > _WORST:
+        lines.append(f"left out: {len(left_out) - _WORST} more, --list shows them")
+    if diagnosis.others:
+        lines.append(f"{len(diagnosis.others)} other tensors are no layers (biases, normalisation, ...): --list")
+    return lines
+
+
+def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
+    """Checkpoints side by side.
+
+    Args:
+        diagnoses: Of at least two, the earliest first.
+        form: ``table``, ``json`` or ``csv``.
+    """
+    if form == "json":
+        return as_json(to_dict(diagnoses))
+    models = [shown(each.model) for each in diagnoses]
+    headings = ["layer", "shape", *(f"alpha {name}" for name in models), "change", "distance", "relative distance"]
+    told = cell if form == "table" else exact
+    lines = [
+        list(map(told, (each.name, each.shape, *each.alphas, each.change, each.distance, each.relative_distance)))
+        for each in movements(diagnoses)
+    ]
+    return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
+
+
+def render_list(notes: Sequence[TensorNote], form: Format) -> str:
+    """Every tensor, and why it is or is not scored."""
+    if form == "json":
+        return as_json([{**vars(note), "shape": list(note.shape)} for note in notes])
+    headings = ["tensor", "shape", "dtype", "layer", "left out"]
+    lines = [list(map(cell, (note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes]
+    return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])

@@ -14,7 +14,7 @@ from tempbalance.cli import app
 from tempbalance.diagnosis import diagnose
 from tempbalance.spectral.random_matrix import random_alpha
 from tests.cases import assert_bad_usage
-from tests.test_diagnose import heavy
+from tests.diagnosis.test_diagnose import heavy
 
 
 def weights():

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tempbalance.checkpoint import read_checkpoint
+from tempbalance.diagnosis.measure import Measuring
+from tempbalance.diagnosis.text import layer_text
+from tempbalance.diagnosis.verdict import judge, summarize
 from tempbalance.infer import Inferred, infer_layers
-from tempbalance.layout import layer_text
-from tempbalance.measure import Measuring
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
 from tempbalance.ranking.scoring import ReferenceName, Scoring
 from tempbalance.ranking.table import DiagnosisRow, LayerTable
 from tempbalance.spectral.matrices import cut_stack
 from tempbalance.spectral.tail import TailName
-from tempbalance.verdict import judge, summarize
 
 if TYPE_CHECKING:
     import altair

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import tempbalance
-from tempbalance.diagnosis import diagnose, list_tensors
+from tempbalance.diagnosis.diagnose import diagnose, list_tensors
 from tempbalance.errors import CheckpointError
 from tempbalance.lab.networks import build_network
 from tempbalance.model.layers import Layer
