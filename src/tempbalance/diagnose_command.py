@@ -1,39 +1,51 @@
-"""What ``tempbalance diagnose`` does: read, work, write a page if asked, and give the text to print."""
+"""``tempbalance diagnose``: diagnose checkpoints, write a page if asked, and return the text to print."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from tempbalance.diagnosis.against import movements, to_dict
 from tempbalance.diagnosis.diagnose import Diagnosis, TensorNote, diagnose, list_tensors
-from tempbalance.diagnosis.text import NOT_IN_CSV, Format, aligned, as_csv, as_json, cell, exact, layer_text, sort_rows
-from tempbalance.ranking.table import DiagnosisRow
-from tempbalance.report.text import number, shown
+from tempbalance.diagnosis.text import (
+    Format,
+    aligned,
+    as_csv,
+    as_json,
+    cell,
+    exact,
+    layer_csv,
+    layer_text,
+    sort_rows,
+)
+from tempbalance.errors import CheckpointError
+from tempbalance.report.text import VERDICT_LOOKS, number, shown
 from tempbalance.runlog import write_whole
 
-_WORST = 12  # reasons shown below a table before they are only counted
+_MOST_REASONS = 12  # shown below a table before the others are only counted
 
 
 @dataclass(frozen=True)
-class Telling:
-    """How a diagnosis is told.
+class Output:
+    """The form of a diagnosis.
 
     Attributes:
         form: ``table``, ``json`` or ``csv``.
+        wide: Whether a table has every column.
         sort: Value that the rows are sorted by, or ``depth``.
         top: How many rows are shown; ``None`` for all.
-        html: Where a page goes.
-        figures: The folder that charts go to.
+        html: The page to write.
+        figures: The folder to write charts into.
     """
 
     form: Any = "table"
+    wide: bool = False
     sort: str = "depth"
     top: int | None = None
     html: Path | None = None
@@ -46,155 +58,166 @@ class Telling:
         if self.html is not None and self.html.is_dir():
             raise ValueError(f"html must be a file to write, got the folder {str(self.html)!r}")
 
+    @property
+    def is_of_one(self) -> bool:
+        """Whether an option was given that makes sense for one checkpoint only."""
+        return bool(self.html or self.figures or self.top or self.wide) or self.sort != "depth"
 
-def tell(
+
+def run(
     sources: Sequence[str],
-    telling: Telling,
+    output: Output,
     which: Mapping[str, Any],
     how: Mapping[str, Any] | None,
     *,
     console: Console,
 ) -> str:
-    """Diagnose checkpoints and say what came out.
+    """Diagnose checkpoints, or list the tensors of one.
 
     Args:
         sources: One checkpoint, or several for a series, the earliest first.
-        telling: In which form.
+        output: In which form.
         which: Options of `diagnose` that choose layers.
         how: The others; ``None`` lists the tensors of the first checkpoint instead.
         console: Where progress and messages go.
 
     Returns:
         The text for standard output.
+
+    Raises:
+        CheckpointError: If a checkpoint cannot be read, or none of its layers can be scored.
+        ValueError: If options do not go together, or layers of checkpoints cannot be paired.
     """
-    if telling.html is not None and any(is_same(telling.html, source) for source in sources):
-        raise ValueError(f"html must be a file of its own, got the checkpoint {str(telling.html)!r}")
-    if how is None and (len(sources) > 1 or telling.html or telling.figures or telling.top or telling.sort != "depth"):
-        raise ValueError("--list shows the tensors of one checkpoint as they are: leave out the other options")
+    if output.html is not None and any(is_same(output.html, source) for source in sources):
+        raise ValueError(f"html must be another file than the checkpoint {str(output.html)!r}")
+    if how is None and (len(sources) > 1 or output.is_of_one):
+        raise ValueError("--list shows the tensors of one checkpoint as they are: it goes with no other option")
     if how is None:
-        return render_list(list_tensors(sources[0], **which), telling.form)
-    if len(sources) > 1 and (telling.html or telling.figures or telling.top or telling.sort != "depth"):
-        raise ValueError("--html, --figures, --sort and --top are about one checkpoint: leave out --against")
-    diagnoses = [diagnose_shown(source, {**which, **how}, console) for source in sources]
+        return render_list(list_tensors(sources[0], **which), output.form)
+    if len(sources) > 1 and output.is_of_one:
+        raise ValueError("--html, --figures, --sort, --top and --wide are about one checkpoint: not with --against")
+    diagnoses = [diagnose_with_progress(source, {**which, **how}, console) for source in sources]
+    for each in diagnoses:
+        _check_judged(each)
     if len(diagnoses) > 1:
-        names = [{row.name for row in each.scored} for each in diagnoses]
-        if not set.intersection(*names):
-            console.print("warning: no scored layer is in all of the checkpoints by the same name", highlight=False)
-        return render_series(diagnoses, telling.form)
-    diagnosis = diagnoses[0]
-    _write(diagnosis, telling, console)
-    return render(diagnosis, sort_rows(diagnosis.scored, telling.sort, top=telling.top), telling.form)
+        return render_series(diagnoses, output.form)
+    _write(diagnoses[0], output, console)
+    return render(diagnoses[0], output)
 
 
 def is_same(page: Path, source: str) -> bool:
-    """Whether a page would be written over what is diagnosed."""
+    """Return whether a page would be written over the checkpoint."""
     return page.exists() and Path(source).exists() and page.samefile(source)
 
 
-def diagnose_shown(source: str, options: Mapping[str, Any], console: Console) -> Diagnosis:
-    """Diagnose, with a bar that shows how far it is."""
-    with _shown(console, Path(source).name) as progress:
+def diagnose_with_progress(source: str, options: Mapping[str, Any], console: Console) -> Diagnosis:
+    """Diagnose behind a progress bar, and print the notes about the file."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(shown(Path(source).name).replace("[", "("), total=None)
+
+        def progress(num_done: int, num_all: int) -> None:
+            bar.update(task, completed=num_done, total=num_all)
+
         diagnosis = diagnose(source, **options, progress=progress)
     for note in diagnosis.notes:
-        console.print(f"{shown(diagnosis.model)}: {shown(note)}", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"{shown(diagnosis.model)}: {shown(note)}")
     return diagnosis
 
 
-def _write(diagnosis: Diagnosis, telling: Telling, console: Console) -> None:
-    """The page and the figures that were asked for."""
-    if telling.html is not None:
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_judged(diagnosis: Diagnosis) -> None:
+    """Refuse a checkpoint of which no layer has a verdict."""
+    if diagnosis.judged:
+        return
+    reasons = [row.reason for row in diagnosis.diagnoses]
+    why = f"{len(reasons)} layers, the first: {shown(reasons[0])}" if reasons else "it has no layers"
+    raise CheckpointError(f"{shown(diagnosis.model)}: no layer can be scored: {why} (--list shows every tensor)")
+
+
+def _write(diagnosis: Diagnosis, output: Output, console: Console) -> None:
+    """Write the page and the figures that were asked for."""
+    about = {"model": diagnosis.model, "tail": diagnosis.tail}
+    if output.html is not None:
         from tempbalance.report import diagnosis_page
 
-        page = diagnosis_page(
-            diagnosis.diagnoses, model=diagnosis.model, tail=diagnosis.tail, summary=diagnosis.summary()
-        )
-        write_whole(telling.html, page.encode())
-        console.print(f"page: {telling.html}", markup=False, highlight=False, soft_wrap=True)
-    if telling.figures is not None:
+        page = diagnosis_page(diagnosis.diagnoses, **about, summary=diagnosis.summary())
+        write_whole(output.html, page.encode())
+        _say(console, f"page: {output.html}")
+    if output.figures is not None:
         from tempbalance.report import diagnosis_charts, save_figures
 
-        charts = diagnosis_charts(diagnosis.diagnoses, model=diagnosis.model, tail=diagnosis.tail)
-        for path in save_figures(charts, telling.figures):
-            console.print(f"figure: {path}", markup=False, highlight=False, soft_wrap=True)
+        for path in save_figures(diagnosis_charts(diagnosis.diagnoses, **about), output.figures):
+            _say(console, f"figure: {path}")
 
 
-@contextmanager
-def _shown(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(shown(name).replace("[", "("), total=None)
-
-        def update(num_done: int, num_all: int) -> None:
-            progress.update(task, completed=num_done, total=num_all)
-
-        yield update
+def render(diagnosis: Diagnosis, output: Output) -> str:
+    """Return the judged rows of a diagnosis, the summary, and why other layers are skipped; CSV has the rows alone."""
+    rows = sort_rows(diagnosis.judged, output.sort, top=output.top)
+    if output.form == "json":
+        return as_json({**diagnosis.to_dict(), "layers": [row.to_dict() for row in rows]})
+    if output.form == "csv":
+        return layer_csv(rows)
+    return "\n".join([layer_text(rows, wide=output.wide), "", *_summary(diagnosis)])
 
 
-def render(diagnosis: Diagnosis, rows: Sequence[DiagnosisRow], form: Format) -> str:
-    """The scored rows of a diagnosis, what was left out and why, and the summary.
-
-    Args:
-        diagnosis: What was found.
-        rows: Those of its scored rows to show, in this order.
-        form: ``table``, ``json`` or ``csv``; the latter has the rows alone.
-    """
-    if form == "json":
-        return as_json({**diagnosis.to_dict(), "layers": [diagnosis.row_dict(row) for row in rows]})
-    if form == "csv":
-        names = [each.name for each in fields(DiagnosisRow) if each.name not in NOT_IN_CSV]
-        over = diagnosis.over_reference  # no field of a row, and only there if asked for
-        lines = [[exact(getattr(row, name)) for name in names] + ([exact(row.score)] if over else []) for row in rows]
-        return as_csv([*names, over] if over else names, lines)
-    return "\n".join([layer_text(rows, reference=diagnosis.reference), *_telling(diagnosis)])
+def colour(text: str) -> Text:
+    """Return a table with its verdicts in the colours of the page."""
+    coloured = Text(text)
+    for verdict, (style, _) in VERDICT_LOOKS.items():
+        coloured.highlight_regex(rf"(?m)(?<=  ){verdict}$", style)
+    return coloured
 
 
-def _telling(diagnosis: Diagnosis) -> list[str]:
-    """What stands below a table."""
+def _summary(diagnosis: Diagnosis) -> list[str]:
+    """Return the lines below a table: advice first, then counts and skipped layers."""
     summary = diagnosis.summary()
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in summary["verdicts"].items())
-    lines = ["", f"{shown(diagnosis.model)}: {summary['num_layers']} layers scored with {diagnosis.tail}: {verdicts}"]
-    if summary["num_layers"]:
-        means = ", ".join(
-            f"{name} {number(summary[name])}"
-            for name in ("alpha", "alpha_weighted", "log_alpha_norm", "log_norm", "stable_rank")
-            if summary[name] is not None
-        )
-        lines.append(f"means: {means}")
-    if summary["most_out_of_balance"]:
-        lines.append("most out of balance: " + ", ".join(map(shown, summary["most_out_of_balance"])))
-    left_out = {row.name: row.reason for row in diagnosis.diagnoses if row.alpha is None}
-    lines += [f"left out: {shown(name)}: {shown(reason)}" for name, reason in list(left_out.items())[:_WORST]]
-    if len(left_out) > _WORST:
-        lines.append(f"left out: {len(left_out) - _WORST} more, --list shows them")
-    if diagnosis.others:
-        lines.append(f"{len(diagnosis.others)} other tensors are no layers (biases, normalisation, ...): --list")
+    means = ", ".join(
+        f"{label} {number(summary[name], 3)}"
+        for label, name in (("alpha", "alpha"), ("alpha over random", "alpha_over_random"))
+        if summary[name] is not None
+    )
+    lines = [summary["advice"], f"{shown(diagnosis.model)}, tail {diagnosis.tail}: {verdicts}; mean {means}"]
+    reasons: dict[str, list[str]] = {}
+    for row in diagnosis.diagnoses:
+        if not row.verdict:
+            reasons.setdefault(row.reason, []).append(row.name)
+    for reason, names in list(reasons.items())[:_MOST_REASONS]:
+        which = shown(names[0]) if len(names) == 1 else f"{shown(names[0])} and {len(names) - 1} more"
+        lines.append(f"skipped: {which}: {shown(reason)}")
+    if len(reasons) > _MOST_REASONS or diagnosis.others:
+        num_others = sum(map(len, list(reasons.values())[_MOST_REASONS:])) + len(diagnosis.others)
+        lines.append(f"skipped: {num_others} other tensors (biases, normalisation, ...), --list shows them")
     return lines
 
 
 def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
-    """Checkpoints side by side.
+    """Return checkpoints side by side.
 
     Args:
-        diagnoses: Of at least two, the earliest first.
+        diagnoses: Diagnoses of at least two checkpoints, the earliest first.
         form: ``table``, ``json`` or ``csv``.
     """
     if form == "json":
         return as_json(to_dict(diagnoses))
     models = [shown(each.model) for each in diagnoses]
     headings = ["layer", "shape", *(f"alpha {name}" for name in models), "change", "distance", "relative distance"]
-    told = cell if form == "table" else exact
+    written = cell if form == "table" else exact
     lines = [
-        list(map(told, (each.name, each.shape, *each.alphas, each.change, each.distance, each.relative_distance)))
+        list(map(written, (each.name, each.shape, *each.alphas, each.change, each.distance, each.relative_distance)))
         for each in movements(diagnoses)
     ]
     return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
 
 
 def render_list(notes: Sequence[TensorNote], form: Format) -> str:
-    """Every tensor, and why it is or is not scored."""
+    """Return every tensor, and why it is or is not scored."""
     if form == "json":
         return as_json([{**vars(note), "shape": list(note.shape)} for note in notes])
-    headings = ["tensor", "shape", "dtype", "layer", "left out"]
+    headings = ["tensor", "shape", "dtype", "layer", "skipped"]
     lines = [list(map(cell, (note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes]
     return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])

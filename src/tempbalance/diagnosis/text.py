@@ -10,17 +10,19 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from tempbalance.ranking.table import DiagnosisRow
-from tempbalance.report.text import number, shown
+from tempbalance.report.text import number, short, shown
 
 Format = Literal["table", "json", "csv"]
-NOT_IN_CSV = ("parts", "spectra", "scale", "score", "reason", "root")
-
-_COLUMNS = {  # heading of the table: attribute of the row
+WIDTH = 100  # characters of a table that is not asked to be wide
+_LEAST_NAME = 24
+_NARROW = {"layer": "name", "shape": "shape", "alpha": "alpha", "/ random": "alpha_over_random", "verdict": "verdict"}
+_WIDE = {  # heading of the table: attribute of the row
     "layer": "name",
     "shape": "shape",
     "eigenvalues": "num_eigenvalues",
     "alpha": "alpha",
     "±": "alpha_stderr",
+    "/ random": "alpha_over_random",
     "KS": "ks",
     "xmin": "xmin",
     "tail": "num_tail",
@@ -28,28 +30,77 @@ _COLUMNS = {  # heading of the table: attribute of the row
     "stable rank": "stable_rank",
     "beyond": "num_beyond",
     "shuffled": "num_beyond_shuffled",
+    "excess": "excess",
     "verdict": "verdict",
 }
+_DECIMALS = {"alpha_over_random": 2, "excess": 3}  # of columns in which every number has as many
+_NOT_IN_CSV = ("parts", "spectra", "scale", "scales", "score", "compared", "reason", "root")
+CSV_COLUMNS = tuple(each.name for each in fields(DiagnosisRow) if each.name not in _NOT_IN_CSV)
 
 
-def layer_text(rows: Sequence[DiagnosisRow], *, reference: str | None = None) -> str:
-    """A line for each row, below its headings; with a reference, alpha over that beside alpha."""
-    columns = list(_COLUMNS.items())
-    if reference is not None:
-        columns.insert(list(_COLUMNS).index("±") + 1, (f"/ {reference}", "score"))
-    lines = ([cell(getattr(row, name)) for _, name in columns] for row in rows)
-    return aligned([[heading for heading, _ in columns], *lines])
+def layer_text(rows: Sequence[DiagnosisRow], *, wide: bool = False) -> str:
+    """Return a line for each row, below its headings.
+
+    Args:
+        rows: The rows to show.
+        wide: Show every column and whole names; otherwise lines have at most 100 characters, long names are cut.
+    """
+    columns = _WIDE if wide else _NARROW
+    lines = [[_cell_of(row, name) for name in columns.values()] for row in rows]
+    table = [list(columns), *lines]
+    if not wide:
+        others = sum(2 + max(len(line[place]) for line in table) for place in range(1, len(columns)))
+        most = max(_LEAST_NAME, WIDTH - others)
+        table = [[short(line[0], most) if len(line[0]) > most else line[0], *line[1:]] for line in table]
+    return aligned(table)
+
+
+def _cell_of(row: DiagnosisRow, name: str) -> str:
+    value = getattr(row, name)
+    return cell(value) if value is None or name not in _DECIMALS else f"{value:.{_DECIMALS[name]}f}"
+
+
+def layer_csv(rows: Sequence[DiagnosisRow]) -> str:
+    """Return comma-separated values with all digits."""
+    return as_csv(CSV_COLUMNS, [[exact(getattr(row, name)) for name in CSV_COLUMNS] for row in rows])
+
+
+def sort_rows(rows: Sequence[DiagnosisRow], sort: str, *, top: int | None = None) -> list[DiagnosisRow]:
+    """Return the rows in another order: numbers from the largest, text by the alphabet; rows without a value last.
+
+    Args:
+        rows: Rows of a diagnosis.
+        sort: Name of a value of a row, such as ``alpha``; ``depth`` leaves the model's order.
+        top: How many to keep.
+
+    Raises:
+        ValueError: If no such value exists.
+    """
+    names = sorted({*CSV_COLUMNS} - {"shape", "evidence"})
+    if sort not in ("depth", *names):
+        raise ValueError(f"sort must be one of depth, {', '.join(names)}, got {sort!r}")
+    if sort == "depth":
+        return list(rows)[:top]
+    known = [row for row in rows if getattr(row, sort) is not None]
+    descending = not any(isinstance(getattr(row, sort), str) for row in known)
+    ordered = sorted(known, key=lambda row: getattr(row, sort), reverse=descending)
+    return [*ordered, *(row for row in rows if getattr(row, sort) is None)][:top]
 
 
 def cell(value: Any) -> str:
-    """A value in short: no control character, four digits."""
+    """Return a value in short: no control character, four digits."""
     if isinstance(value, tuple):
         return " x ".join(map(str, value))
     return shown(value) if isinstance(value, str) else number(value)
 
 
+def exact(value: Any) -> str:
+    """Return a value with all its digits."""
+    return cell(value) if value is None or isinstance(value, str | tuple) else repr(value)
+
+
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Columns of text, two spaces apart; numbers to the right."""
+    """Return columns of text, two spaces apart; numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     numeric = [all(_is_number(line[index]) for line in lines[1:]) for index in range(len(widths))]
     return "\n".join(
@@ -68,43 +119,13 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def exact(value: Any) -> str:
-    """A value with all its digits."""
-    return cell(value) if value is None or isinstance(value, str | tuple) else repr(value)
-
-
-def sort_rows(rows: Sequence[DiagnosisRow], sort: str, *, top: int | None = None) -> list[DiagnosisRow]:
-    """The rows in another order: numbers from the largest, text by the alphabet; rows without a value last.
-
-    Args:
-        rows: Of a diagnosis.
-        sort: Name of a value of a row, such as ``alpha``; ``depth`` leaves the model's order.
-        top: How many to keep.
-
-    Raises:
-        ValueError: If no such value exists.
-    """
-    names = sorted({each.name for each in fields(DiagnosisRow)} - {*NOT_IN_CSV, "shape"})
-    if sort not in ("depth", *names):
-        raise ValueError(f"sort must be one of depth, {', '.join(names)}, got {sort!r}")
-    if sort == "depth":
-        return list(rows)[:top]
-    known = [row for row in rows if getattr(row, sort) is not None]
-    ordered = sorted(known, key=lambda row: getattr(row, sort), reverse=not isinstance(_first(known, sort), str))
-    return [*ordered, *(row for row in rows if getattr(row, sort) is None)][:top]
-
-
-def _first(rows: Sequence[DiagnosisRow], name: str) -> Any:
-    return getattr(rows[0], name) if rows else None
-
-
 def as_json(value: Any) -> str:
-    """JSON in ASCII, on several lines; what is not finite is refused."""
+    """Return JSON in ASCII on several lines; a number that is not finite is an error."""
     return json.dumps(value, indent=2, allow_nan=False)
 
 
 def as_csv(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Comma-separated values without a line end after the last."""
+    """Return comma-separated values without a line end after the last."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([headings, *lines])
     return text.getvalue().rstrip("\n")
