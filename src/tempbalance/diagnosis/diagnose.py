@@ -62,8 +62,13 @@ class Diagnosis(LayerTable):
         return [row for row in self.diagnoses if row.verdict]
 
     @property
+    def scored(self) -> list[DiagnosisRow]:
+        """The layers that have an alpha."""
+        return [row for row in self.diagnoses if row.alpha is not None]
+
+    @property
     def skipped(self) -> dict[str, str]:
-        """Why each other layer, and each tensor that is no layer, has none."""
+        """Why each other layer, and each tensor that is no layer, has no verdict."""
         return {**{row.name: row.reason for row in self.diagnoses if not row.verdict}, **self.others}
 
     def summary(self) -> dict[str, Any]:
