@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
+import altair as alt
 import torch
 from torch import Tensor, nn
 from torch.nn import init
@@ -30,6 +32,11 @@ from tempbalance.lab.language.batches import TrainingBatches
 from tempbalance.lab.language.networks import Size, build_language_model
 from tempbalance.lab.language.text import load_text
 from tempbalance.lab.networks import build_network
+from tempbalance.ranking.table import DiagnosisRow
+from tempbalance.report.figures import save_figures
+from tempbalance.report.look import COLOURS, DATA, FAINT, INK, finish
+from tempbalance.report.text import VERDICT_LOOKS
+from tempbalance.spectral.random_matrix import random_alpha
 
 SHAPES = {
     "linear, square": [(50, 50), (128, 128), (384, 384), (1024, 1024)],
@@ -60,19 +67,27 @@ def random_weights(initialise: Callable[[Tensor], object], shapes: list[tuple[in
     return weights
 
 
-def judge_random(seeds: int, tails: tuple[str, ...]) -> dict[str, Counter[str]]:
-    """How often each verdict is given to random weights, by initialisation, kind of shape and tail."""
+def judge_random(seeds: int) -> dict[str, Counter[str]]:
+    """Count the verdicts on random weights by initialisation, kind of shape and tail; searches judge the first seed."""
     found: dict[str, Counter[str]] = {}
     for name, initialise in INITIALISATIONS.items():
         for kind, shapes in SHAPES.items():
             for seed in range(seeds):
                 torch.manual_seed(seed)
                 weights = random_weights(initialise, shapes)
-                for tail in tails:
-                    table = tempbalance.diagnose(weights, tail=tail)
-                    for key in (name, kind, tail, "all"):
-                        found.setdefault(key, Counter()).update(row.verdict or row.reason for row in table.diagnoses)
+                for tail in TAILS if seed == 0 else TAILS[:1]:
+                    table = tempbalance.diagnose(weights, tail=tail, shuffle=False)
+                    verdicts = [row.verdict or row.reason for row in table.diagnoses]
+                    for key in (name, kind) if tail == TAILS[0] else ():
+                        found.setdefault(key, Counter()).update(verdicts)
+                    found.setdefault(f"tail {tail}", Counter()).update(verdicts)
     return found
+
+
+def print_random(found: dict[str, Counter[str]]) -> None:
+    print("| random weights | layers | random-like |\n| --- | --- | --- |")
+    for name, counts in found.items():
+        print(f"| {name} | {counts.total()} | {counts['random-like'] / counts.total():.1%} |")
 
 
 State = dict[str, Tensor]
@@ -91,7 +106,7 @@ def train(
             loss.backward()
             optimizer.step()
         schedule.step()
-        print(f"  epoch {epoch + 1}: loss {float(loss):.3f}", flush=True)
+        print(f"  epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
         yield {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -167,9 +182,129 @@ def networks(images: str | None, text: str) -> list[Network]:
         Network(f"gpt-{Path(text).stem}", 20, "blocks.1.feed_forward.outer", partial(train_text, text)),
     ]
     if images:
-        more = partial(train_images, images, "resnet18", width=0.5, limit=1000)
+        more = partial(train_images, images, "resnet18", width=0.5, limit=4000)
         found.append(Network(f"resnet18-{Path(images).stem}", 10, "layer3.1.conv1", more))
     return found
+
+
+Movement = dict[str, list[tuple[str, int, float, str]]]  # of each network: layer, epoch, alpha over random, verdict
+
+
+def judge_trained(found: list[Network], folder: Path) -> Movement:
+    """Print the verdicts at each epoch, on the frozen layer, and on each layer put back as it was initialised."""
+    moved: Movement = {}
+    print("| network | layers | epoch | random-like | mean alpha over random | frozen layer | put back: found |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for network in found:
+        states = network.states(folder)
+        moved[network.name] = []
+        for epoch, state in states.items():
+            rows = tempbalance.diagnose(state).scored
+            trained = [row for row in rows if row.name != network.frozen]
+            frozen = next(row for row in rows if row.name == network.frozen)
+            ratio = fmean(row.alpha_over_random for row in trained)
+            share = sum(row.verdict == "random-like" for row in trained) / len(trained)
+            back = count_put_back(states[0], state, trained) if epoch == network.epochs else ""
+            cells = (network.name, len(trained), epoch, f"{share:.0%}", f"{ratio:.2f}", frozen.verdict, back)
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            moved[network.name] += [(row.name, epoch, row.alpha_over_random, row.verdict) for row in rows]
+    return moved
+
+
+def count_put_back(first: State, last: State, rows: list[DiagnosisRow]) -> str:
+    """How many layers are found to be random-like when they alone have their initial weight again."""
+    found = 0
+    for row in rows:
+        name = f"{row.name}.weight"
+        table = tempbalance.diagnose({**last, name: first[name]}, include=[row.name])
+        found += table[row.name].verdict == "random-like"
+    return f"{found} of {len(rows)}"
+
+
+def draw(moved: Movement, folder: Path) -> None:
+    """Write the charts of docs/reading-alpha.md."""
+    names = list(moved)
+    data = [
+        {"network": name, "layer": layer, "epoch": epoch, "ratio": round(ratio, 4), "verdict": verdict}
+        for name in names
+        for layer, epoch, ratio, verdict in moved[name]
+    ]
+    charts = {"training": training_chart(data), "shape": shape_chart(), "tails": tails_chart()}
+    save_figures({f"verdicts-{name}": chart for name, chart in charts.items()}, folder, ["svg"])
+
+
+def training_chart(data: list[dict[str, object]]) -> alt.TopLevelMixin:
+    """Alpha over random of every layer through training, in a chart for each network."""
+    verdicts, looks = list(VERDICT_LOOKS), VERDICT_LOOKS.values()
+    base = alt.Chart(DATA).encode(
+        x=alt.X("epoch:O", title="epoch", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("ratio:Q", title="alpha / alpha of a random matrix", scale=alt.Scale(zero=False)),
+    )
+    lines = base.mark_line(strokeWidth=1, opacity=0.5, color=FAINT).encode(detail="layer:N")
+    colours = alt.Scale(domain=verdicts, range=[colour for colour, _ in looks])
+    points = base.mark_circle(size=45, opacity=1).encode(color=alt.Color("verdict:N", scale=colours))
+    rule = alt.Chart(DATA).mark_rule(strokeDash=[5, 4], color=INK).encode(y=alt.datum(1))
+    chart = (
+        alt.layer(rule, lines, points)
+        .properties(width=260, height=200)
+        .facet(alt.Facet("network:N", title=None), columns=2)
+    )
+    return finish(
+        chart.resolve_scale(x="independent", y="independent"),
+        data,
+        title="Layers leave the random matrix as they learn",
+        description="Alpha over that of a random matrix for each layer of the lab's networks at epoch 0, 1, 5 and the "
+        "end, coloured by verdict. All begin at 1; trained ones move down, the frozen one stays.",
+    )
+
+
+def shape_chart() -> alt.TopLevelMixin:
+    """Alpha of random matrices by their shape: what alpha says about a shape alone."""
+    data = [
+        {"ratio": ratio, "side": f"{side} rows", "alpha": random_alpha(rows=side, columns=side * ratio)}
+        for side in (64, 512)
+        for ratio in (1, 2, 3, 4, 6, 8, 12, 16)
+    ]
+    lines = (
+        alt.Chart(DATA)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("ratio:Q", title="columns / rows", scale=alt.Scale(type="log", base=2)),
+            y=alt.Y("alpha:Q", title="alpha of a random matrix (tail: larger half)", scale=alt.Scale(zero=False)),
+            color=alt.Color("side:N", scale=alt.Scale(range=list(COLOURS[:2]))),
+            strokeDash="side:N",
+        )
+    )
+    return finish(
+        lines.properties(width=420, height=220),
+        data,
+        title="A longer matrix has a larger alpha, whatever it has learned",
+        description="Alpha of random matrices of 64 and of 512 rows against the number of columns over rows: it rises "
+        "from 2.1 for square ones to more than 5 at 1 : 16.",
+    )
+
+
+def tails_chart(size: int = 128, num: int = 40) -> alt.TopLevelMixin:
+    """Alpha of random matrices of one shape by each fit: how far a tail that is searched for can be trusted."""
+    torch.manual_seed(0)
+    weights = {f"{index}.weight": torch.randn(size, size) for index in range(num)}
+    data = [
+        {"tail": tail, "alpha": round(row.alpha, 4), "num_tail": row.num_tail}
+        for tail in TAILS
+        for row in tempbalance.diagnose(weights, tail=tail, shuffle=False).scored
+    ]
+    points = alt.Chart(DATA).mark_circle(size=35, opacity=0.5, color=COLOURS[0])
+    chart = points.encode(
+        x=alt.X("alpha:Q", title="alpha (log)", scale=alt.Scale(type="log", nice=True)),
+        y=alt.Y("tail:N", title=None, sort=list(TAILS), axis=alt.Axis(labelLimit=200)),
+    )
+    return finish(
+        chart.properties(width=420, height=120),
+        data,
+        title=f"{num} random matrices of {size} x {size}, by each fit",
+        description=f"Alpha of {num} random {size} x {size} matrices: within a few percent with median, and over a "
+        "range of several times with goodness_of_fit and peak, which may end up with a tail of a few eigenvalues.",
+    )
 
 
 def main() -> None:
@@ -179,13 +314,18 @@ def main() -> None:
     parser.add_argument("--images", help="an .npz file, as `tempbalance train --dataset` takes it")
     parser.add_argument("--text", default="pydoc", help="a text file")
     parser.add_argument("--only", default="*", help="pattern of the networks to train")
+    parser.add_argument("--figures", type=Path, help="a folder for the charts of docs/reading-alpha.md")
     parser.add_argument("--checkpoints", type=Path, default=Path("runs/verdicts"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.checkpoints.mkdir(parents=True, exist_ok=True)
-    for network in networks(options.images, options.text):
-        if fnmatchcase(network.name, options.only):
-            network.states(options.checkpoints)
+    if options.part != "training":
+        print_random(judge_random(options.seeds))
+    if options.part != "random":
+        options.checkpoints.mkdir(parents=True, exist_ok=True)
+        found = [each for each in networks(options.images, options.text) if fnmatchcase(each.name, options.only)]
+        moved = judge_trained(found, options.checkpoints)
+        if options.figures is not None:
+            draw(moved, options.figures)
 
 
 if __name__ == "__main__":
