@@ -86,7 +86,8 @@ def judge_random(seeds: int) -> dict[str, Counter[str]]:
 
 def print_random(found: dict[str, Counter[str]]) -> None:
     print("| random weights | layers | random-like |\n| --- | --- | --- |")
-    for name, counts in found.items():
+    for name in (*INITIALISATIONS, *SHAPES, *(f"tail {tail}" for tail in TAILS)):
+        counts = found[name]
         print(f"| {name} | {counts.total()} | {counts['random-like'] / counts.total():.1%} |")
 
 
@@ -244,11 +245,8 @@ def training_chart(data: list[dict[str, object]]) -> alt.TopLevelMixin:
     colours = alt.Scale(domain=verdicts, range=[colour for colour, _ in looks])
     points = base.mark_circle(size=45, opacity=1).encode(color=alt.Color("verdict:N", scale=colours))
     rule = alt.Chart(DATA).mark_rule(strokeDash=[5, 4], color=INK).encode(y=alt.datum(1))
-    chart = (
-        alt.layer(rule, lines, points)
-        .properties(width=260, height=200)
-        .facet(alt.Facet("network:N", title=None), columns=2)
-    )
+    panel = alt.layer(rule, lines, points).properties(width=260, height=200)
+    chart = panel.facet(alt.Facet("network:N", title=None), columns=2)
     return finish(
         chart.resolve_scale(x="independent", y="independent"),
         data,
@@ -295,7 +293,7 @@ def tails_chart(size: int = 128, num: int = 40) -> alt.TopLevelMixin:
     ]
     points = alt.Chart(DATA).mark_circle(size=35, opacity=0.5, color=COLOURS[0])
     chart = points.encode(
-        x=alt.X("alpha:Q", title="alpha (log)", scale=alt.Scale(type="log", nice=True)),
+        x=alt.X("alpha:Q", title="alpha (log)", scale=alt.Scale(type="log", nice=False, padding=12)),
         y=alt.Y("tail:N", title=None, sort=list(TAILS), axis=alt.Axis(labelLimit=200)),
     )
     return finish(
