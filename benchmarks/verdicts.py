@@ -183,7 +183,7 @@ def networks(images: str | None, text: str) -> list[Network]:
         Network(f"gpt-{Path(text).stem}", 20, "blocks.1.feed_forward.outer", partial(train_text, text)),
     ]
     if images:
-        more = partial(train_images, images, "resnet18", width=0.5, limit=4000)
+        more = partial(train_images, images, "resnet18", width=0.25, limit=3000)
         found.append(Network(f"resnet18-{Path(images).stem}", 10, "layer3.1.conv1", more))
     return found
 
