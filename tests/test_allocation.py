@@ -222,7 +222,7 @@ def test_shape_alone_sets_the_sparsity_of_random_matrices_unless_they_are_compar
     square, long = by_kind(plain, "sparsity")
     assert max(square) < min(long)
     assert fmean(long) - fmean(square) > 0.25
-    compared = allocate(diagnose(random_llama(), shuffle=False, reference="random"), by="score", **options)
+    compared = allocate(diagnose(random_llama(), shuffle=False), by="score", **options)
     square, long = by_kind(compared, "sparsity")
     # one matrix scatters over the whole line, the means of 48 and 36 by 0.03
     assert fmean(square) == pytest.approx(fmean(long), abs=0.1)
@@ -233,7 +233,7 @@ def test_compared_with_random_ones_random_matrices_get_about_the_same_rank_whate
     options = {"target": "lora-rank", "value": 16}
     square, long = by_kind(allocate(diagnose(random_llama(), shuffle=False), **options), "rank")
     assert max(square) < 16 < min(long)
-    compared = allocate(diagnose(random_llama(), shuffle=False, reference="random"), by="score", **options)
+    compared = allocate(diagnose(random_llama(), shuffle=False), by="score", **options)
     assert all(each.compared == pytest.approx(1, abs=0.15) for each in compared.layers)
     assert all(abs(each.rank - 16) <= 2 for each in compared.layers)
 
@@ -387,7 +387,7 @@ def test_the_command_compares_with_random_matrices_and_by_groups(checkpoint):
     arguments = ("--target", "sparsity=0.5", "--format", "json", "--reference", "random", "--group-by", "deep")
     found = json.loads(run(checkpoint, *arguments).stdout)
     assert (found["reference"], found["group_by"]) == ("random", "deep")
-    scores = {row.name: row.score for row in diagnose(checkpoint, shuffle=False, reference="random").scored}
+    scores = {row.name: row.score for row in diagnose(checkpoint, shuffle=False).scored}
     deep = fmean(score for name, score in scores.items() if name.startswith("deep."))
     wanted = {name: deep if name.startswith("deep.") else score for name, score in scores.items()}
     assert {layer["name"]: layer["compared"] for layer in found["layers"]} == pytest.approx(wanted, rel=1e-12)

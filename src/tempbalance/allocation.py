@@ -129,8 +129,8 @@ def allocate(
             AlphaPruning, and ranks in proportion to alpha.
         lora_alpha: For ranks, peft's ``lora_alpha`` at the mean rank; each layer has the same ``lora_alpha / r``.
             ``None`` makes that 1.
-        by: What layers are compared by, ``alpha`` or ``score``: with ``diagnose(..., reference="random")`` that is
-            alpha over the alpha of a random matrix of the same shape.
+        by: What layers are compared by, ``alpha`` or ``score``: in a diagnosis that is alpha over the alpha of a
+            random matrix of the same shape.
         group_by: Gives all layers of a group the mean of what they are compared by, as AlphaPruning does for blocks of
             transformers: a pattern of the first words of their names, such as ``model.layers.*``, or a function that
             gives a layer's group or ``None``.

@@ -222,30 +222,31 @@ def diagnose(
     against: Annotated[_Patterns, typer.Option(help="A later checkpoint to compare with; repeat for a series.")] = None,
     tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
     tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
-    reference: Annotated[
-        _Text, typer.Option(help="random: tell alpha over that of a random matrix of the shape, too.")
-    ] = None,
-    min_eigenvalues: Annotated[int, typer.Option(help="Layers with fewer are left out.")] = 50,
+    min_eigenvalues: Annotated[int, typer.Option(help="Layers with fewer are skipped.")] = 50,
     include: Annotated[_Patterns, typer.Option(help="Pattern of layer names to score, such as '*.mlp.*'.")] = None,
-    exclude: Annotated[_Patterns, typer.Option(help="Pattern of layer names to leave out.")] = None,
+    exclude: Annotated[_Patterns, typer.Option(help="Pattern of layer names to skip.")] = None,
     fused: Annotated[_Patterns, typer.Option(help="PATTERN=N: layers whose weight holds N parts side by side.")] = None,
     stacked: Annotated[_Patterns, typer.Option(help="Pattern of 3-D weights that are stacked experts.")] = None,
     key: _Key = None,
     shuffle: Annotated[bool, typer.Option(help="Count eigenvalues beyond the edge after shuffling too.")] = True,
     form: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
-    sort: Annotated[str, typer.Option(help="Value to sort by, largest first: alpha, ks, spectral_norm, ...")] = "depth",
-    top: Annotated[Optional[int], typer.Option(min=1, help="Show only the first so many layers.")] = None,  # noqa: UP045
+    wide: Annotated[bool, typer.Option(help="Show every column of the table and whole names.")] = False,
+    sort: Annotated[str, typer.Option(help="Value to sort by, largest first: alpha, alpha_over_random, ...")] = "depth",
+    top: Annotated[Optional[int], typer.Option(min=1, help="Show only this many layers.")] = None,  # noqa: UP045
     list_: Annotated[
         bool, typer.Option("--list", help="Show all tensors of all mappings, and why each is or is not scored.")
     ] = False,
     html: Annotated[Optional[Path], typer.Option(help="Write a page to look at.")] = None,  # noqa: UP045
     figures: Annotated[Optional[Path], typer.Option(help="Write charts as SVG, PDF and PNG into a folder.")] = None,  # noqa: UP045
 ) -> None:
-    """Tell which layers of a checkpoint are over- and under-trained; nothing in the file is executed."""
-    with answered():
-        from tempbalance.tell import Telling, tell
+    """Judge each layer of a checkpoint: random-like, under-trained, typical or strongly correlated.
 
-        telling = Telling(form=form, sort=sort, top=top, html=html, figures=figures)
+    Nothing in the file is executed.
+    """
+    with answered():
+        from tempbalance.diagnose_command import Output, colour, run
+
+        output = Output(form=form, wide=wide, sort=sort, top=top, html=html, figures=figures)
         which = {
             "min_eigenvalues": min_eigenvalues,
             "include": include or (),
@@ -254,11 +255,13 @@ def diagnose(
             "stacked": stacked or (),
             "key": key,
         }
-        if reference is not None and against:
-            raise ValueError("--reference is about one checkpoint: leave out --against")
-        how = {"tail": tail, "tail_fraction": tail_fraction, "reference": reference, "shuffle": shuffle}
-        sources = [checkpoint, *(against or [])]
-        typer.echo(tell(sources, telling, which, None if list_ else how, console=messages))
+        how = {"tail": tail, "tail_fraction": tail_fraction, "shuffle": shuffle}
+        text = run([checkpoint, *(against or [])], output, which, None if list_ else how, console=messages)
+        terminal = Console()
+        if terminal.is_terminal and form == "table":
+            terminal.print(colour(text), soft_wrap=True, highlight=False)
+        else:
+            typer.echo(text)
 
 
 def _read_fused(given: list[str]) -> dict[str, int]:

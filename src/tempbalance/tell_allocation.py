@@ -10,12 +10,11 @@ from rich.console import Console
 
 from tempbalance import __version__
 from tempbalance.allocation import TARGETS, Allocation, By, Target, allocate, check_target
+from tempbalance.diagnose_command import diagnose_with_progress, is_same
+from tempbalance.diagnosis.text import aligned, as_json, cell
 from tempbalance.lab.methods import unknown
-from tempbalance.layout import aligned, cell
-from tempbalance.render import as_json
 from tempbalance.report.text import shown
 from tempbalance.runlog import write_whole
-from tempbalance.tell import diagnose_shown, is_same
 
 _FORMATS = ("table", "json")
 
@@ -50,11 +49,15 @@ def tell_allocation(
     name, value = _read_target(target)
     check_target(name, value, spread=shares["spread"], lora_alpha=shares["lora_alpha"])
     _check_telling(form, out, source)
-    diagnosis = diagnose_shown(source, {**options, "shuffle": False}, console)
-    by: By = "alpha" if diagnosis.reference is None else "score"
+    reference = options["reference"]
+    if reference not in (None, "random"):
+        raise ValueError(f"reference must be 'random' or None, got {reference!r}")
+    how = {name: value for name, value in options.items() if name != "reference"}
+    diagnosis = diagnose_with_progress(source, {**how, "shuffle": False}, console)
+    by: By = "alpha" if reference is None else "score"
     found = allocate(diagnosis, target=name, value=value, by=by, **shares)
-    how = {"tail": diagnosis.tail, "reference": diagnosis.reference, "group_by": shares["group_by"]}
-    told = as_json({"model": diagnosis.model, "tempbalance": __version__, **how, **found.to_dict()})
+    about = {"tail": diagnosis.tail, "reference": reference, "group_by": shares["group_by"]}
+    told = as_json({"model": diagnosis.model, "tempbalance": __version__, **about, **found.to_dict()})
     if out is not None:
         write_whole(out, f"{told}\n".encode())
         console.print(f"allocation: {shown(out)}", markup=False, highlight=False, soft_wrap=True)

@@ -64,12 +64,14 @@ HOSTILE = [
 ]
 
 
-def diagnosis_row(name, *, alpha=2.5, verdict="balanced", size=64, **more):
+def diagnosis_row(name, *, alpha=2.5, verdict="typical", size=64, **more):
     """A layer whose spectrum is that of an exact power law."""
     spectrum = ((np.arange(size) + 0.5) / size)[::-1] ** (-1 / (alpha - 1))
     fit = {"alpha": alpha, "alpha_stderr": 0.1, "xmin": float(np.median(spectrum)), "ks": 0.05, "num_tail": size // 2}
     values = {
+        "alpha_over_random": alpha / 2,
         "verdict": verdict,
+        "evidence": f"{name}, by its rule.",
         "spectra": {"": spectrum.tolist()},
         "mp_edge": 3.0,
         "spectral_norm": 9.0,
@@ -84,14 +86,19 @@ def row_with_parts(name, parts=("q", "k", "v"), size=64):
     rows = tuple(
         PartRow(part, size, alpha=2.0 + place, xmin=1.5, num_tail=size // 2) for place, part in enumerate(parts)
     )
-    values = {"parts": rows, "spectra": {part: whole.spectra[""] for part in parts}, "verdict": "balanced"}
+    values = {
+        "parts": rows,
+        "spectra": {part: whole.spectra[""] for part in parts},
+        "verdict": "typical",
+        "alpha_over_random": 1.5,
+    }
     return DiagnosisRow(name, (3 * size, size), 3 * size, alpha=3.0, num_tail=3 * size // 2, **values)
 
 
 def diagnosis_rows():
     return [
-        diagnosis_row("conv1", alpha=3.5, verdict="under-trained beside the others"),
-        diagnosis_row("conv10", alpha=1.75, verdict="over-trained beside the others"),
+        diagnosis_row("conv1", alpha=3.5, verdict="under-trained"),
+        diagnosis_row("conv10", alpha=1.75, verdict="strongly correlated"),
         row_with_parts("attention"),
         diagnosis_row("conv2", alpha=2.25, verdict="random-like"),
         DiagnosisRow("head", (10, 64), 10, reason="too few eigenvalues: 10 of 50"),

@@ -106,7 +106,7 @@ def test_every_chart_of_a_diagnosis_is_drawn_and_has_words(visit, diagnosis):
 
 def test_a_click_on_a_heading_sorts_and_a_second_one_turns_it_around(visit, diagnosis):
     page = visit(diagnosis)
-    heading = page.locator("thead th", has_text="alpha").first
+    heading = page.locator("thead th").nth(3)
     heading.get_by_role("button").click()
     assert names(page) == ["conv10", "conv2", "attention", "conv1", "head"]
     assert heading.get_attribute("aria-sort") == "ascending"
@@ -152,6 +152,16 @@ def test_a_layer_is_chosen_from_the_list_the_table_and_the_chart(visit, diagnosi
     )
     page.locator("#chart-alpha .mark-symbol.role-mark path").nth(1).click()
     becomes(page, "spectrum", "Spectrum of conv10")
+    evidence = page.locator("[data-evidence]:visible")
+    assert evidence.all_text_contents() == ["▼ strongly correlated. conv10, by its rule."]
+
+
+def test_every_column_is_shown_on_demand(visit, diagnosis):
+    page = visit(diagnosis)
+    heading = page.locator("thead th", has_text="entropy")
+    assert not heading.is_visible()
+    page.locator("#more").check()
+    assert heading.is_visible()
 
 
 def test_the_slider_moves_a_spectrum_through_the_epochs(visit, runs):

@@ -7,7 +7,8 @@ import pytest
 alt = pytest.importorskip("altair", reason="charts need the extra report")
 
 from tempbalance.report import diagnosis_charts, runs_charts  # noqa: E402
-from tempbalance.report.layer_charts import VERDICTS, alpha_points, spectrum_numbers  # noqa: E402
+from tempbalance.report.layer_charts import depth_points, spectrum_numbers  # noqa: E402
+from tempbalance.report.text import VERDICT_LOOKS  # noqa: E402
 from tests.report.cases import (  # noqa: E402
     HOSTILE,
     diagnosis_row,
@@ -48,17 +49,19 @@ def axes(node):
 
 
 def test_alpha_is_drawn_by_depth_for_the_layers_that_have_one():
-    points = alpha_points(diagnosis_rows())
-    assert [(point["depth"], point["alpha"]) for point in points] == [(1, 3.5), (2, 1.75), (3, 3.0), (4, 2.25)]
+    points = depth_points(diagnosis_rows(), "alpha")
+    assert [(point["depth"], point["value"]) for point in points] == [(1, 3.5), (2, 1.75), (3, 3.0), (4, 2.25)]
     assert (points[0]["low"], points[0]["high"]) == (3.4, 3.6)
+    ratio = depth_points(diagnosis_rows(), "alpha_over_random")[0]
+    assert (ratio["low"], ratio["value"], ratio["high"]) == (1.7, 1.75, 1.8)  # the same relative error
     assert [point["spectrum"] for point in points] == [0, 1, 2, 5]
 
 
-def test_each_verdict_has_a_shape_of_its_own_kind():
-    spec = specs_of([diagnosis_row(verdict, verdict=verdict) for verdict in VERDICTS])["alpha"]
+def test_each_verdict_has_its_colour_and_shape():
+    spec = specs_of([diagnosis_row(verdict, verdict=verdict) for verdict in VERDICT_LOOKS])["alpha"]
     marks = next(layer for layer in spec["layer"] if "shape" in layer["encoding"])["encoding"]
-    assert marks["shape"]["scale"]["domain"] == marks["color"]["scale"]["domain"] == list(VERDICTS)
-    assert len(set(marks["shape"]["scale"]["range"])) == len(set(marks["color"]["scale"]["range"])) == 4
+    assert marks["shape"]["scale"]["domain"] == marks["color"]["scale"]["domain"] == list(VERDICT_LOOKS)
+    assert len(set(marks["shape"]["scale"]["range"])) == len(set(marks["color"]["scale"]["range"])) == 5
 
 
 def test_each_part_can_be_chosen():
@@ -79,8 +82,9 @@ def test_a_random_edge_is_drawn_where_there_is_one():
 
 def test_without_alphas_and_spectra_there_are_no_charts():
     assert specs_of([]) == {}
-    assert specs_of([diagnosis_row("a", alpha=2.0, spectra={})]).keys() == {"alpha"}
-    assert specs_of([diagnosis_row("a", spectra={"": [0.0, NAN]})]).keys() == {"alpha"}
+    by_depth = {"alpha_over_random", "alpha"}
+    assert specs_of([diagnosis_row("a", alpha=2.0, spectra={})]).keys() == by_depth
+    assert specs_of([diagnosis_row("a", spectra={"": [0.0, NAN]})]).keys() == by_depth
 
 
 @pytest.mark.parametrize("value", [None, NAN, float("inf"), float("-inf")])
@@ -162,11 +166,16 @@ def test_names_are_values_and_never_fields_or_expressions(tmp_path):
     assert all_of(HOSTILE, tmp_path / "a") == all_of(harmless, tmp_path / "b")
 
 
-@pytest.mark.parametrize(("tail", "marked"), [("median", [2]), ("peak", [2]), ("goodness_of_fit", [2, 6])])
-def test_the_bounds_of_verdicts_are_marked(tail, marked):
-    spec = diagnosis_charts(diagnosis_rows(), model="m", tail=tail)["alpha"].to_dict()
-    (rules,) = [values for name, values in spec["datasets"].items() if name != "main"]
-    assert [each["bound"] for each in rules] == marked
+@pytest.mark.parametrize(("tail", "marked"), [("median", []), ("peak", []), ("goodness_of_fit", [2, 6])])
+def test_a_random_matrix_and_the_levels_of_the_theory_are_marked(tail, marked):
+    charts = diagnosis_charts(diagnosis_rows(), model="m", tail=tail)
+
+    def bounds(name):
+        inline = [values for key, values in charts[name].to_dict()["datasets"].items() if key != "main"]
+        return [each["bound"] for values in inline for each in values]
+
+    assert bounds("alpha_over_random") == [1]
+    assert bounds("alpha") == marked
 
 
 @pytest.mark.slow

@@ -12,6 +12,13 @@ from tests.report.cases import HOSTILE, diagnosis_row, diagnosis_rows, write_run
 BEGINS = {"svg": b"<svg ", "pdf": b"%PDF-", "png": b"\x89PNG\r\n\x1a\n"}
 
 
+TITLES = {
+    "alpha_over_random": "Alpha over that of a random matrix by depth, net.pt",
+    "alpha": "Alpha by depth, net.pt",
+    "spectrum": "Spectrum of conv1",
+}
+
+
 def texts_of(path):
     root = ElementTree.parse(path).getroot()
     return root, [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -20,7 +27,7 @@ def texts_of(path):
 def test_each_chart_is_written_in_each_format(tmp_path):
     charts = diagnosis_charts(diagnosis_rows()[:1], model="net.pt", tail="median")
     files = save_figures(charts, tmp_path / "new" / "figures")
-    assert [path.name for path in files] == [f"{name}.{form}" for name in ("alpha", "spectrum") for form in BEGINS]
+    assert [path.name for path in files] == [f"{name}.{form}" for name in charts for form in BEGINS]
     for path in files:
         assert path.read_bytes().startswith(BEGINS[path.suffix[1:]]), path.name
 
@@ -31,7 +38,7 @@ def test_an_svg_has_its_title_and_its_text_for_screen_readers(tmp_path):
         root, texts = texts_of(path)
         assert root.get("aria-label") == charts[path.stem].to_dict()["description"]
         assert root.get("role") == "img"
-        assert {"alpha": "Alpha by depth, net.pt", "spectrum": "Spectrum of conv1"}[path.stem] in texts
+        assert TITLES[path.stem] in texts
 
 
 def test_every_chart_of_runs_can_be_drawn(tmp_path):

@@ -84,9 +84,14 @@ class DiagnosisRow(LayerRow):
     """One layer of a diagnosis: its fit, further numbers from its spectrum, and a verdict.
 
     A layer with parts has the mean over its parts, except ``spectral_norm`` (the largest) and the counts (sums). Values
-    that do not exist are ``None``: a skipped layer has none, a product of adapters has no edge.
+    that do not exist are ``None``: a skipped layer has none, a product of adapters has no edge, a flat spectrum has a
+    verdict but no alpha.
 
     Attributes:
+        alpha_over_random: Alpha over the alpha of a random matrix of the same shape; it is the row's score.
+        upper_over_random: The same for the larger half of the spectrum, whichever tail was fitted.
+        upper_stderr: Standard deviation of ``upper_over_random`` among random matrices of this shape.
+        excess: Sum of (eigenvalue - edge) over those beyond ``mp_edge``, as a share of the sum of all eigenvalues.
         spectral_norm: Largest eigenvalue, as in the paper.
         stable_rank: Sum of the eigenvalues over the largest.
         log_norm: log10 of the sum of the eigenvalues.
@@ -97,9 +102,14 @@ class DiagnosisRow(LayerRow):
         num_beyond: How many eigenvalues exceed ``mp_edge``.
         num_beyond_shuffled: How many exceed it after the weight's entries are shuffled.
         verdict: The verdict in words; empty if the layer is skipped.
+        evidence: How the verdict came about, in a sentence.
         spectra: The eigenvalues of each part by its name, ascending; the name of the whole layer is empty.
     """
 
+    alpha_over_random: float | None = None
+    upper_over_random: float | None = None
+    upper_stderr: float | None = None
+    excess: float | None = None
     spectral_norm: float | None = None
     stable_rank: float | None = None
     log_norm: float | None = None
@@ -110,6 +120,7 @@ class DiagnosisRow(LayerRow):
     num_beyond: int | None = None
     num_beyond_shuffled: int | None = None
     verdict: str = ""
+    evidence: str = ""
     spectra: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
 
     def to_dict(self) -> dict[str, Any]:

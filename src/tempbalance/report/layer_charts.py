@@ -1,4 +1,4 @@
-"""Charts of a diagnosis: alpha by depth, and the spectrum of a chosen layer or part."""
+"""Charts of a diagnosis: alpha over random and alpha by depth, and the spectrum of a chosen layer or part."""
 
 from __future__ import annotations
 
@@ -9,63 +9,52 @@ import altair as alt
 
 from tempbalance.ranking.table import DiagnosisRow, PartRow
 from tempbalance.report.histogram import drawn, spectrum_datum
-from tempbalance.report.look import DATA, FAINT, chooser, finish, names_param
+from tempbalance.report.look import DATA, FAINT, INK, chooser, finish, names_param
 from tempbalance.report.spectrum_chart import spectrum_chart
-from tempbalance.report.text import finite, short, shown
+from tempbalance.report.text import VERDICT_LOOKS, finite, short, shown
 
-# a colour and a shape for each verdict; the ones beside the other layers look like those on their own
-_OVER, _WELL, _UNDER, _RANDOM = (
-    ("#d0505a", "triangle-down"),
-    ("#2f9178", "circle"),
-    ("#a9761c", "triangle-up"),
-    ("#8a63c4", "cross"),
-)
-_UNKNOWN = ("#6f7a86", "square")
-_SIGNS = {"triangle-down": "▼", "circle": "●", "triangle-up": "▲", "cross": "✚", "square": "■"}
-VERDICTS = {
-    "over-trained": _OVER,
-    "over-trained beside the others": _OVER,
-    "well-trained": _WELL,
-    "balanced": _WELL,
-    "under-trained": _UNDER,
-    "under-trained beside the others": _UNDER,
-    "random-like": _RANDOM,
-}
+_SHAPES = {"▼": "triangle-down", "●": "circle", "▲": "triangle-up", "✚": "cross", "■": "square"}
 NO_VERDICT = "no verdict"
+_AXES = {
+    "alpha_over_random": "alpha / alpha of a random matrix",
+    "alpha": "alpha (exponent of the tail, no unit)",
+}
 
 
 def diagnosis_charts(rows: Sequence[DiagnosisRow], *, model: str, tail: str) -> dict[str, alt.TopLevelMixin]:
-    """The charts of a diagnosis by name.
+    """Return the charts of a diagnosis by name.
 
     Args:
-        rows: One a layer, in the model's order.
-        model: What the model is called.
+        rows: One for each layer, in the model's order.
+        model: Name of the model.
         tail: How the tails were fitted.
 
     Returns:
-        ``alpha`` by depth, where a layer has one, and ``spectrum``, where a layer has one.
+        ``alpha_over_random`` and ``alpha`` by depth, and ``spectrum``, each where a layer has one.
     """
     charts: dict[str, alt.TopLevelMixin] = {}
-    if points := alpha_points(rows):
-        charts["alpha"] = _alpha_chart(points, model=model, tail=tail)
+    for name in _AXES:
+        if points := depth_points(rows, name):
+            charts[name] = _depth_chart(points, name, model=model, tail=tail)
     if numbers := spectrum_numbers(rows):
         charts["spectrum"] = _spectrum_chart(rows, numbers)
     return charts
 
 
 def look_of(verdict: str) -> tuple[str, str]:
-    """Colour of a verdict, and its shape as a character."""
-    colour, shape = VERDICTS.get(verdict, _UNKNOWN)
-    return colour, _SIGNS[shape]
+    """Return the colour and the sign of a verdict."""
+    return VERDICT_LOOKS.get(verdict, VERDICT_LOOKS["cannot tell"])
 
 
-def marked_alphas(tail: str) -> tuple[int, ...]:
-    """Where alpha is marked: 2, the paper's optimum, and with ``goodness_of_fit`` 6, above which is under-trained."""
-    return (2, 6) if tail == "goodness_of_fit" else (2,)
+def marked_values(name: str, tail: str) -> tuple[int, ...]:
+    """Return where a chart has lines: at a random matrix, or with ``goodness_of_fit`` at the levels of the theory."""
+    if name == "alpha_over_random":
+        return (1,)
+    return (2, 6) if tail == "goodness_of_fit" else ()
 
 
 def spectrum_numbers(rows: Sequence[DiagnosisRow]) -> dict[tuple[int, str], int]:
-    """Each row's place and part with a spectrum to draw, and its number in the chart.
+    """Return the number in the chart of each spectrum, by the row's place and the part.
 
     The part is called "" where it is all of the layer.
     """
@@ -73,52 +62,57 @@ def spectrum_numbers(rows: Sequence[DiagnosisRow]) -> dict[tuple[int, str], int]
     return {each: number for number, each in enumerate(names)}
 
 
-def alpha_points(rows: Sequence[DiagnosisRow]) -> list[dict[str, Any]]:
-    """A datum for each layer that has an alpha, with the number of its, or its first part's, spectrum."""
+def depth_points(rows: Sequence[DiagnosisRow], name: str) -> list[dict[str, Any]]:
+    """Return a datum for each layer that has the value, with the number of its, or its first part's, spectrum."""
     numbers: dict[int, int] = {}
     for (place, _), number in spectrum_numbers(rows).items():
         numbers.setdefault(place, number)
     points = []
     for place, row in enumerate(rows):
-        if (alpha := finite(row.alpha)) is not None:
-            error = finite(row.alpha_stderr) or 0.0
-            point = {"depth": place + 1, "alpha": alpha, "low": finite(alpha - error), "high": finite(alpha + error)}
-            verdict = shown(row.verdict) or NO_VERDICT
-            points.append({**point, "layer": short(row.name), "verdict": verdict, "spectrum": numbers.get(place, -1)})
+        value, alpha = finite(getattr(row, name)), finite(row.alpha)
+        if value is None or alpha is None:
+            continue
+        error = (finite(row.alpha_stderr) or 0.0) * value / alpha
+        point = {"depth": place + 1, "value": value, "low": finite(value - error), "high": finite(value + error)}
+        verdict = shown(row.verdict) or NO_VERDICT
+        points.append({**point, "layer": short(row.name), "verdict": verdict, "spectrum": numbers.get(place, -1)})
     return points
 
 
-def _alpha_chart(points: list[dict[str, Any]], *, model: str, tail: str) -> alt.TopLevelMixin:
+def _depth_chart(points: list[dict[str, Any]], name: str, *, model: str, tail: str) -> alt.TopLevelMixin:
     scale = alt.Scale(zero=False, nice=False, padding=8)
     base = alt.Chart(DATA).encode(
         x=alt.X("depth:Q", title="layer, by depth", scale=scale, axis=alt.Axis(tickMinStep=1))
     )
-    bounds = [{"bound": bound} for bound in marked_alphas(tail)]
-    rules = alt.Chart(alt.InlineData(values=bounds)).mark_rule(color=FAINT, strokeDash=[5, 4], aria=False)
+    bounds = [{"bound": bound} for bound in marked_values(name, tail)]
+    rules = alt.Chart(alt.InlineData(values=bounds)).mark_rule(color=INK, strokeDash=[5, 4], aria=False)
     errors = base.mark_rule(color=FAINT, aria=False).encode(y=alt.Y("low:Q"), y2="high:Q")
-    lowest, highest = (pick(points, key=lambda point: float(point["alpha"])) for pick in (min, max))
+    lowest, highest = (pick(points, key=lambda point: float(point["value"])) for pick in (min, max))
+    title = "Alpha over that of a random matrix" if name == "alpha_over_random" else "Alpha"
+    layers = [*([rules.encode(y="bound:Q")] if bounds else []), errors, _marks(base, points, name)]
     return finish(
-        alt.layer(rules.encode(y="bound:Q"), errors, _marks(base, points)).properties(width="container"),
+        alt.layer(*layers).properties(width="container"),
         points,
-        title=f"Alpha by depth, {short(model, 40)}",
-        description=f"Alpha of {len(points)} layers by depth, tail {shown(tail)}. Lowest {lowest['alpha']:.3f} in "
-        f"{lowest['layer']}, highest {highest['alpha']:.3f} in {highest['layer']}.",
+        title=f"{title} by depth, {short(model, 40)}",
+        description=f"{title} of {len(points)} layers by depth, tail {shown(tail)}. Lowest {lowest['value']:.3f} in "
+        f"{lowest['layer']}, highest {highest['value']:.3f} in {highest['layer']}.",
     )
 
 
-def _marks(base: alt.Chart, points: list[dict[str, Any]]) -> alt.Chart:
-    """A point for each layer, its verdict as colour and as shape."""
+def _marks(base: alt.Chart, points: list[dict[str, Any]], name: str) -> alt.Chart:
+    """Draw a point for each layer, its verdict as colour and as shape."""
     present = {point["verdict"] for point in points}
-    verdicts = [each for each in VERDICTS if each in present] + sorted(present - set(VERDICTS))
-    colours, shapes = zip(*(VERDICTS.get(each, _UNKNOWN) for each in verdicts), strict=True)
-    legend = alt.Legend(columns=2)
+    verdicts = [each for each in VERDICT_LOOKS if each in present] + sorted(present - set(VERDICT_LOOKS))
+    colours, signs = zip(*map(look_of, verdicts), strict=True)
+    shapes = [_SHAPES[sign] for sign in signs]
+    legend = alt.Legend(columns=5)
     marks: alt.Chart = base.mark_point(filled=True, size=70, opacity=1, cursor="pointer").encode(
-        y=alt.Y("alpha:Q", title="alpha (exponent of the tail, no unit)", scale=alt.Scale(zero=False)),
+        y=alt.Y("value:Q", title=_AXES[name], scale=alt.Scale(zero=False)),
         color=alt.Color("verdict:N", scale=alt.Scale(domain=verdicts, range=list(colours)), legend=legend),
-        shape=alt.Shape("verdict:N", scale=alt.Scale(domain=verdicts, range=list(shapes)), legend=legend),
+        shape=alt.Shape("verdict:N", scale=alt.Scale(domain=verdicts, range=shapes), legend=legend),
         tooltip=[
             alt.Tooltip("layer:N", title="layer"),
-            alt.Tooltip("alpha:Q", title="alpha", format=".3f"),
+            alt.Tooltip("value:Q", title=name.replace("_", " "), format=".3f"),
             alt.Tooltip("verdict:N", title="verdict"),
         ],
     )

@@ -79,11 +79,12 @@ def _plain(value: Any) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a table: its heading, what it means, and whether it holds numbers."""
+    """A column of a table: its heading, what it means, whether it holds numbers, and whether it is shown on demand."""
 
     name: str
     meaning: str
     is_number: bool = True
+    is_more: bool = False
 
 
 def table(columns: Sequence[Column], bodies: Iterable[str], *, caption: str) -> str:
@@ -95,7 +96,8 @@ def table(columns: Sequence[Column], bodies: Iterable[str], *, caption: str) -> 
         caption: What the table holds.
     """
     heads = "".join(
-        f'<th scope="col" class="{"number" if column.is_number else "text"}" aria-sort="none">'
+        f'<th scope="col" class="{"number" if column.is_number else "text"}{" more" * column.is_more}" '
+        f'aria-sort="none">'
         f'<button type="button" title="{escape(column.meaning)}">{escape(column.name)}</button></th>'
         for column in columns
     )
@@ -105,9 +107,9 @@ def table(columns: Sequence[Column], bodies: Iterable[str], *, caption: str) -> 
     )
 
 
-def cell(value: Any, digits: int = 4) -> str:
-    """A number in a table."""
-    return f'<td class="number">{number(value, digits)}</td>'
+def cell(value: Any, digits: int = 4, *, is_more: bool = False) -> str:
+    """Return a number in a table, in a column that is shown on demand if it is more."""
+    return f'<td class="number{" more" * is_more}">{number(value, digits)}</td>'
 
 
 def _spec(chart: alt.TopLevelMixin) -> dict[str, Any]:

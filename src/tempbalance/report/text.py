@@ -11,6 +11,16 @@ from typing import Any
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
+# a colour and a sign for each verdict of a diagnosis
+VERDICT_LOOKS = {
+    "random-like": ("#8a63c4", "✚"),
+    "under-trained": ("#a9761c", "▲"),
+    "typical": ("#2f9178", "●"),
+    "strongly correlated": ("#d0505a", "▼"),
+    "cannot tell": ("#6f7a86", "■"),
+}
+
+
 def shown(value: object) -> str:
     r"""Text in which characters that are not seen, or that turn others around, stand as their escapes.
 

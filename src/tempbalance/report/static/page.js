@@ -27,6 +27,7 @@
       const { view } = await vegaEmbed(box, fitted(spec, box.clientWidth), options);
       views.set(name, view);
       view.addEventListener("click", (_, item) => choose(item?.datum?.spectrum));
+      if (name === "spectrum" && document.querySelector("[data-evidence]")) view.addSignalListener("spectrum", explain);
     } catch (error) {
       box.textContent = `This chart could not be drawn: ${error.message}`;
       throw error;
@@ -39,6 +40,10 @@
     if (!view || !Number.isInteger(number) || number < 0 || !document.querySelector("[data-spectrum]")) return;
     view.signal("spectrum", number).runAsync();
     document.getElementById("chart-spectrum").closest("figure").scrollIntoView({ block: "nearest" });
+  };
+
+  const explain = (_, number) => {
+    for (const each of document.querySelectorAll("[data-evidence]")) each.hidden = Number(each.dataset.evidence) !== number;
   };
 
   const value = (body, column) => body.rows[0].cells[column].textContent.trim();
@@ -66,9 +71,11 @@
     if (choice) choose(Number(choice.dataset.spectrum));
   });
 
-  document.getElementById("parts")?.addEventListener("change", ({ target }) => {
-    document.querySelector("table").classList.toggle("with-parts", target.checked);
-  });
+  for (const name of ["parts", "more"]) {
+    document.getElementById(name)?.addEventListener("change", ({ target }) => {
+      document.querySelector("table").classList.toggle(`with-${name}`, target.checked);
+    });
+  }
 
   const specs = Object.entries(JSON.parse(document.getElementById("charts").textContent));
   Promise.allSettled(specs.map(([name, spec]) => draw(name, spec))).then((ends) => {

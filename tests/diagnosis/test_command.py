@@ -13,9 +13,11 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from tempbalance.cli import app
+from tempbalance.diagnose_command import colour
+from tempbalance.report.text import VERDICT_LOOKS
 from tests.cases import assert_bad_usage, assert_carries
 from tests.checkpoint.hostile import MARKER, VARIABLE, build_case
-from tests.test_diagnose import heavy, network
+from tests.diagnosis.test_diagnose import network
 
 
 def run(*arguments):
@@ -33,25 +35,54 @@ def test_the_table_has_a_line_for_each_scored_layer_and_says_what_was_skipped(ch
     result = run(checkpoint)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0].split()[:4] == ["layer", "shape", "eigenvalues", "alpha"]
+    assert lines[0].split() == ["layer", "shape", "alpha", "/", "random", "verdict"]
     assert sum(line.startswith("layer") and " x " in line for line in lines) == 8
     (conv,) = [line for line in lines if "layer1.0.conv1" in line]
-    assert_carries(conv, 16, "min_eigenvalues", 50)
-    assert any("8 layers" in line and "median" in line for line in lines)
+    assert_carries(conv, "skipped", 16, "min_eigenvalues", 50)
+    assert_carries(lines[10], "every layer")  # the summary begins with what to do
+    assert_carries(lines[11], "median", "8 random-like")
+
+
+def test_a_table_has_at_most_100_columns_unless_it_may_be_wide(tmp_path):
+    name = "base_model.model.model.language_model.layers.11.self_attention.query_key_value_projection.linear"
+    save_file({f"{name}.weight": torch.randn(64, 128), "fc.weight": torch.randn(64, 64)}, tmp_path / "a.safetensors")
+    table, _, summary = run(tmp_path / "a.safetensors").stdout.partition("\n\n")
+    assert max(map(len, table.splitlines())) <= 100
+    assert summary
+    assert "…" in table
+    assert "random-like" in table
+    wide = run(tmp_path / "a.safetensors", "--wide").stdout
+    assert name in wide
+    assert_carries(wide.splitlines()[0], "eigenvalues", "±", "xmin", "shuffled", "excess")
+
+
+def test_verdicts_have_the_colours_of_the_page_on_a_terminal(checkpoint):
+    text = colour(run(checkpoint).stdout)
+    styles = [str(span.style) for span in text.spans]
+    assert styles == [VERDICT_LOOKS["random-like"][0]] * 8
+
+
+def test_a_checkpoint_without_a_layer_to_score_is_an_error_that_says_why(tmp_path):
+    save_file({"fc.weight": torch.randn(10, 64), "out.weight": torch.zeros(64, 64)}, tmp_path / "small.safetensors")
+    result = run(tmp_path / "small.safetensors")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert_carries(result.stderr, "small.safetensors", "all eigenvalues are zero", "min_eigenvalues", "--list")
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_json_has_what_it_promises_and_nothing_else_is_on_standard_output(checkpoint):
     result = run(checkpoint, "--format", "json", "--tail", "goodness_of_fit")
     found = json.loads(result.stdout)
-    assert set(found) == {"model", "tail", "layers", "left_out", "summary"}
+    assert set(found) == {"model", "tail", "layers", "skipped", "summary"}
     assert found["model"] == "model.safetensors"
     wanted = {"name", "shape", "num_eigenvalues", "alpha", "alpha_stderr", "ks", "xmin", "num_tail", "spectral_norm",
               "stable_rank", "alpha_weighted", "log_alpha_norm", "entropy", "mp_edge", "num_beyond",
-              "num_beyond_shuffled", "verdict"}  # fmt: skip
+              "num_beyond_shuffled", "verdict", "alpha_over_random", "evidence"}  # fmt: skip
     assert all(wanted <= set(layer) for layer in found["layers"])
-    (reason,) = [each["reason"] for each in found["left_out"] if each["name"] == "linear"]
+    (reason,) = [each["reason"] for each in found["skipped"] if each["name"] == "linear"]
     assert_carries(reason, 10, "min_eigenvalues", 50)
-    assert {"alpha", "log_norm", "alpha_weighted", "log_alpha_norm", "stable_rank"} <= set(found["summary"])
+    means = {"alpha", "alpha_over_random", "log_norm", "alpha_weighted", "log_alpha_norm", "stable_rank"}
+    assert {"advice", "verdicts", *means} <= set(found["summary"])
 
 
 def test_csv_can_be_read_back(checkpoint):
@@ -59,12 +90,17 @@ def test_csv_can_be_read_back(checkpoint):
     assert len(rows) == 8
     assert {row["verdict"] for row in rows} == {"random-like"}
     assert all(float(row["alpha"]) > 1 for row in rows)
+    assert all(0.8 < float(row["alpha_over_random"]) < 1.2 for row in rows)
 
 
-def test_rows_are_sorted_from_the_largest_and_cut(checkpoint):
-    found = json.loads(run(checkpoint, "--format", "json", "--sort", "alpha", "--top", 3).stdout)["layers"]
-    alphas = [layer["alpha"] for layer in json.loads(run(checkpoint, "--format", "json").stdout)["layers"]]
-    assert [layer["alpha"] for layer in found] == sorted(alphas, reverse=True)[:3]
+@pytest.mark.parametrize("name", ["alpha", "alpha_over_random"])
+def test_rows_are_sorted_from_the_largest_and_cut(checkpoint, name):
+    found = json.loads(run(checkpoint, "--format", "json", "--sort", name, "--top", 3).stdout)["layers"]
+    values = [layer[name] for layer in json.loads(run(checkpoint, "--format", "json").stdout)["layers"]]
+    assert [layer[name] for layer in found] == sorted(values, reverse=True)[:3]
+
+
+def test_rows_are_sorted_by_name(checkpoint):
     names = [
         layer["name"] for layer in json.loads(run(checkpoint, "--format", "json", "--sort", "name").stdout)["layers"]
     ]
@@ -102,66 +138,6 @@ def test_every_tensor_is_listed(checkpoint):
     assert notes["layer3.1.conv1.weight"]["reason"]
     assert not notes["layer4.0.conv1.weight"]["reason"]
     assert "layer4.0.conv1.weight" in run(checkpoint, "--list").stdout
-
-
-def test_two_checkpoints_stand_side_by_side_with_the_change_in_alpha_and_the_distance(tmp_path):
-    torch.manual_seed(0)
-    before, after = heavy(80, 80, alpha=3), heavy(80, 80, alpha=4)
-    weights = [{"fc.weight": before}, {"fc.weight": after}, {"fc.weight": after * 2, "new.weight": before}]
-    paths = [tmp_path / f"step{index}.pt" for index in range(3)]
-    for path, state in zip(paths, weights, strict=True):
-        torch.save(state, path)
-    found = json.loads(run(paths[0], "--against", paths[1], "--format", "json").stdout)
-    (layer,) = found["layers"]
-    assert found["models"] == ["step0.pt", "step1.pt"]
-    assert layer["change"] == pytest.approx(layer["alphas"][1] - layer["alphas"][0])
-    assert layer["change"] > 0.5
-    assert layer["distance"] == pytest.approx(float((after - before).norm()), rel=1e-5)
-    assert layer["relative_distance"] == pytest.approx(float((after - before).norm() / before.norm()), rel=1e-5)
-    series = json.loads(run(*paths[:1], "--against", paths[1], "--against", paths[2], "--format", "json").stdout)
-    rows = {layer["name"]: layer for layer in series["layers"]}
-    assert len(rows["fc"]["alphas"]) == 3
-    assert rows["fc"]["alphas"][1] == pytest.approx(rows["fc"]["alphas"][2])
-    assert rows["new"]["alphas"][:2] == [None, None]
-    assert rows["new"]["distance"] is None
-    table = run(paths[0], "--against", paths[1]).stdout.splitlines()
-    assert table[0].split("  ")[-1].strip() == "relative distance"
-    assert table[1].startswith("fc ")
-
-
-def test_distances_of_any_precision_and_magnitude_are_numbers_or_nothing(tmp_path):
-    torch.manual_seed(0)
-    weight = torch.randn(64, 64)
-    others = {
-        "f8": weight.to(torch.float8_e4m3fn),
-        "nan": weight * float("nan"),
-        "large": weight * 1e25,
-        "other": torch.randn(64, 70),
-        "tiny": weight.double() * 1e-200,
-    }
-    save_file({"fc.weight": weight}, tmp_path / "a.safetensors")
-    for name, other in others.items():
-        save_file({"fc.weight": other}, tmp_path / f"{name}.safetensors")
-        for pair in ((name, "a"), ("a", name)):
-            paths = [tmp_path / f"{each}.safetensors" for each in pair]
-            result = run(paths[0], "--against", paths[1], "--format", "json")
-            assert result.exit_code == 0, result.stderr
-            (layer,) = json.loads(result.stdout)["layers"]
-            assert (layer["distance"] is None) == (name in ("nan", "other"))
-
-
-def test_adapters_have_no_distance_because_only_the_spectrum_of_their_product_is_known(tmp_path):
-    for index, rank in enumerate((8, 16)):
-        (tmp_path / str(index)).mkdir()
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 16}
-        (tmp_path / str(index) / "adapter_config.json").write_text(json.dumps(config))
-        factors = {"A": torch.randn(rank, 64), "B": torch.randn(64, rank)}
-        stored = {f"base_model.model.q.lora_{side}.weight": factor for side, factor in factors.items()}
-        save_file(stored, tmp_path / str(index) / "adapter_model.safetensors")
-    result = run(tmp_path / "0", "--against", tmp_path / "1", "--format", "json")
-    (layer,) = json.loads(result.stdout)["layers"]
-    assert layer["change"] is not None
-    assert layer["distance"] is None
 
 
 def test_a_page_replaces_neither_the_checkpoint_nor_what_is_no_file(checkpoint, tmp_path):
@@ -205,6 +181,7 @@ def test_a_page_and_figures_are_written_where_asked(checkpoint, tmp_path):
         (["--fused", "linear=0"], ["fused", "PATTERN=N", "'linear=0'"]),
         (["--list", "--top", "3"], ["--list"]),
         (["--against", "other.pt", "--html", "page.html"], ["--against", "--html"]),
+        (["--against", "other.pt", "--wide"], ["--against", "--wide"]),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, carried):

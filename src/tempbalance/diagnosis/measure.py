@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -14,15 +14,15 @@ from typing import Any
 
 from torch import Tensor
 
-from tempbalance.checkpoint.layers import Inferred
-from tempbalance.errors import ScoreError, TempBalanceError
+from tempbalance.errors import ScoreError, TailError, TempBalanceError
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.scoring import Job, Scoring, jobs_of, make_row, solve
 from tempbalance.ranking.table import DiagnosisRow
 from tempbalance.spectral.eigenvalues import Spectrum
 from tempbalance.spectral.matrices import Part
-from tempbalance.spectral.random_matrix import count_beyond_shuffled, random_edge
+from tempbalance.spectral.random_matrix import count_beyond_shuffled, random_alpha, random_edge
 from tempbalance.spectral.score import NEEDS_FIT, ScoreName, compute_score
+from tempbalance.spectral.tail import fit_hill
 from tempbalance.spectral.workers import Call, side_by_side
 
 MIN_ADAPTER_EIGENVALUES = 8  # a product of LoRA factors has r eigenvalues, and r is rarely as large as 50
@@ -30,16 +30,22 @@ MIN_ADAPTER_EIGENVALUES = 8  # a product of LoRA factors has r eigenvalues, and 
 # 250 MB, a weight that waits and what the allocator keeps, this stays below 512 MB and four times the largest
 _MEMORY = 176 * 2**20
 _SCORES: tuple[ScoreName, ...] = ("spectral_norm", "stable_rank", "alpha_weighted", "log_alpha_norm", "entropy")
+_MEANS = (*_SCORES, "log_norm", "upper_over_random", "excess")
+_FLAT = 0.9  # the smallest eigenvalue over the largest, from which a spectrum without a fit is flat as a whole
+# Random eigenvalues hold each other in place: alpha of their larger half scatters by this over the shorter side, for
+# all shapes, where as many independent values would scatter by 1 / sqrt(side)
+_SCATTER = 2.2
 
 
 @dataclass
 class _Measured:
-    """What a part's spectrum says."""
+    """Numbers from a part's spectrum."""
 
     eigenvalues: list[float]
     scores: dict[str, float | None]
     edge: float | None
     num_beyond: int | None
+    is_flat: bool
     num_shuffled: int | None = None
 
 
@@ -48,20 +54,23 @@ class Measuring:
 
     def __init__(
         self,
-        inferred: Inferred,
+        layers: Sequence[Layer],
         scoring: Scoring,
         *,
+        adapters: Collection[str] = (),
+        largest: int = 0,
         include: Sequence[str] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.inferred, self.scoring, self.include, self.progress = inferred, scoring, include, progress
+        self.layers, self.adapters = layers, adapters
+        self.scoring, self.include, self.progress = scoring, include, progress
         self.reasons: dict[str, str] = {}
         self.jobs: dict[str, list[Job]] = {}
         self.measured: dict[Job, _Measured] = {}
-        self.memory = _MEMORY + 2 * inferred.largest
+        self.memory = _MEMORY + 2 * largest
         self.loaded: set[tuple[str, str]] = set()
         self.phase, self.num_loads = "solve", 0
-        for layer in inferred.layers:
+        for layer in layers:
             self._plan(layer)
 
     def _plan(self, layer: Layer) -> None:
@@ -93,7 +102,7 @@ class Measuring:
         return layer.skipped
 
     def _scoring_of(self, layer: Layer) -> Scoring:
-        is_adapter = layer.name in self.inferred.ranks
+        is_adapter = layer.name in self.adapters
         least = (
             min(MIN_ADAPTER_EIGENVALUES, self.scoring.min_eigenvalues) if is_adapter else self.scoring.min_eigenvalues
         )
@@ -102,7 +111,7 @@ class Measuring:
     def solve(self) -> None:
         """Spectra, fits and what follows from them."""
         for is_adapter in (False, True):
-            layers = [each for each in self.inferred.layers if (each.name in self.inferred.ranks) is is_adapter]
+            layers = [each for each in self.layers if (each.name in self.adapters) is is_adapter]
             jobs = [job for layer in layers for job in self.jobs.get(layer.name, [])]
             if jobs:
                 see = partial(self._see, is_adapter)
@@ -114,9 +123,19 @@ class Measuring:
         values = spectrum.eigenvalues
         scores: dict[str, float | None] = {name: _score(values, job, name) for name in _SCORES}
         scores["log_norm"] = _finite(math.log10(float(spectrum.values.sum())) + spectrum.exponent * math.log10(2))
-        edge = None if is_adapter else _edge(job, float(values.sum()))
-        num_beyond = None if edge is None else int((values > edge).sum())
-        self.measured[job] = _Measured(values.tolist(), scores, edge, num_beyond)
+        is_flat = job.fit is None and float(spectrum.values[0]) >= _FLAT * spectrum.largest
+        edge = num_beyond = None
+        if is_adapter:
+            job.score = None  # the eigenvalues of a product are not those of a random matrix
+            scores |= {"upper_over_random": None, "excess": None}
+        else:
+            bound = _edge(job, float(spectrum.values.sum()))
+            beyond = spectrum.values[spectrum.values > bound]
+            scores["excess"] = float((beyond - bound).sum() / spectrum.values.sum())
+            scores["upper_over_random"] = None if job.fit is None else _upper_over_random(job, spectrum.values)
+            edge = _finite(spectrum.in_units(bound)) or None
+            num_beyond = None if edge is None else len(beyond)
+        self.measured[job] = _Measured(values.tolist(), scores, edge, num_beyond, is_flat)
 
     def _refuse(self, job: Job, error: TempBalanceError) -> None:
         job.reason = str(error)
@@ -141,24 +160,26 @@ class Measuring:
 
     def rows(self) -> list[DiagnosisRow]:
         """The rows."""
-        return [self._row(layer) for layer in self.inferred.layers]
+        return [self._row(layer) for layer in self.layers]
 
     def _row(self, layer: Layer) -> DiagnosisRow:
         jobs = self.jobs.get(layer.name, [])
         row = make_row(layer, jobs, self.reasons[layer.name])
         values: dict[str, Any] = {**asdict(row), "parts": row.parts}
-        measured = [self.measured[job] for job in jobs if job.fit is not None]
+        measured = {job: each for job in jobs if (each := self.measured.get(job)) and (job.fit or each.is_flat)}
         if not measured:
             return DiagnosisRow(**values)
         values["xmin"] = _finite(row.xmin) if row.xmin is not None else None
-        for name in (*_SCORES, "log_norm"):
-            values[name] = _combine(name, [each.scores[name] for each in measured])
+        for name in _MEANS:
+            values[name] = _combine(name, [each.scores[name] for each in measured.values()])
         return DiagnosisRow(
             **values,
-            mp_edge=measured[0].edge if len(jobs) == 1 else None,
-            num_beyond=_total(each.num_beyond for each in measured),
-            num_beyond_shuffled=_total(each.num_shuffled for each in measured),
-            spectra={job.name: self.measured[job].eigenvalues for job in jobs if job.fit is not None},
+            alpha_over_random=row.score,
+            upper_stderr=_upper_stderr(list(measured)),
+            mp_edge=next(iter(measured.values())).edge if len(jobs) == 1 else None,
+            num_beyond=_total(each.num_beyond for each in measured.values()),
+            num_beyond_shuffled=_total(each.num_shuffled for each in measured.values()),
+            spectra={job.name: each.eigenvalues for job, each in measured.items()},
         )
 
 
@@ -176,11 +197,25 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _edge(job: Job, total: float) -> float | None:
-    """Where a random matrix like this part would end; the sum of the eigenvalues is that of the squared entries."""
+def _edge(job: Job, total: float) -> float:
+    """Return where a random matrix like this part would end; ``total`` is the sum of its eigenvalues."""
     num_slices, rows, columns = job.shape
-    mean_square = total / math.prod(job.shape)
-    return _finite(random_edge(mean_square, rows=rows, columns=columns, num_slices=num_slices)) or None
+    return random_edge(total / math.prod(job.shape), rows=rows, columns=columns, num_slices=num_slices)
+
+
+def _upper_over_random(job: Job, values: Tensor) -> float | None:
+    """Return alpha of the larger half of a spectrum over that of a random matrix of the shape."""
+    num_slices, rows, columns = job.shape
+    try:
+        fit = fit_hill(values, num_tail=len(values) // 2)
+    except TailError:  # more than half of the eigenvalues are zero
+        return 0.0
+    return fit.alpha / random_alpha(rows=rows, columns=columns, num_slices=num_slices)
+
+
+def _upper_stderr(jobs: Sequence[Job]) -> float:
+    """Return how much the mean of `_upper_over_random` scatters among random matrices of these shapes."""
+    return math.hypot(*(_SCATTER / (min(job.shape[1:]) * math.sqrt(job.shape[0])) for job in jobs)) / len(jobs)
 
 
 def _shuffle(job: Job, part: Part, measured: _Measured) -> None:

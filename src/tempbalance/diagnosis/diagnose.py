@@ -1,4 +1,4 @@
-"""A model or a checkpoint -> what the spectrum of each of its layers says."""
+"""A model or a checkpoint -> a table with a verdict on each layer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch.nn.parameter import is_lazy
 
 from tempbalance.checkpoint import StoredTensor, read_checkpoint
 from tempbalance.checkpoint.layers import Inferred, infer_layers
-from tempbalance.layout import layer_text
-from tempbalance.measure import Measuring
+from tempbalance.diagnosis.measure import Measuring
+from tempbalance.diagnosis.text import layer_text
+from tempbalance.diagnosis.verdict import judge, summarize
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
-from tempbalance.ranking.compare import Comparison, ReferenceName
+from tempbalance.ranking.compare import Comparison
 from tempbalance.ranking.scoring import Scoring
 from tempbalance.ranking.table import DiagnosisRow, LayerTable
 from tempbalance.spectral.matrices import cut_stack
 from tempbalance.spectral.tail import TailName
-from tempbalance.verdict import judge, summarize
 
 if TYPE_CHECKING:
     import altair
@@ -33,15 +33,14 @@ Source = str | os.PathLike[str] | nn.Module | Mapping[str, Tensor]
 
 
 class Diagnosis(LayerTable):
-    """A `LayerTable` of `DiagnosisRow`s with what a diagnosis knows beside them.
+    """A `LayerTable` of `DiagnosisRow`s, and where they come from.
 
     Attributes:
-        model: What was diagnosed.
+        model: Name of the diagnosed file or module.
         tail: The fit.
-        reference: What the rows' scores are alpha over; ``None`` if they are alpha.
         others: Why each tensor that is no layer is not in the table.
-        notes: What a reader should know about the file.
-        layers: The layers that rows were made of, by name; ``layers[name].weight()`` reads a weight again.
+        notes: Remarks about the file, such as where in it the weights were.
+        layers: The layers behind the rows, by name; ``layers[name].weight()`` reads a weight again.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class Diagnosis(LayerTable):
         *,
         model: str,
         tail: TailName,
-        reference: ReferenceName | None = None,
         others: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
         layers: Sequence[Layer] = (),
@@ -58,8 +56,12 @@ class Diagnosis(LayerTable):
         super().__init__(rows)
         self.diagnoses = tuple(rows)
         self.model, self.tail, self.others, self.notes = model, tail, dict(others or {}), tuple(notes)
-        self.reference = reference
         self.layers = {layer.name: layer for layer in layers}
+
+    @property
+    def judged(self) -> list[DiagnosisRow]:
+        """The layers that have a verdict."""
+        return [row for row in self.diagnoses if row.verdict]
 
     @property
     def scored(self) -> list[DiagnosisRow]:
@@ -67,9 +69,9 @@ class Diagnosis(LayerTable):
         return [row for row in self.diagnoses if row.alpha is not None]
 
     @property
-    def left_out(self) -> dict[str, str]:
-        """Why each layer and other tensor has none."""
-        return {**{row.name: row.reason for row in self.diagnoses if row.alpha is None}, **self.others}
+    def skipped(self) -> dict[str, str]:
+        """Why each other layer, and each tensor that is no layer, has no verdict."""
+        return {**{row.name: row.reason for row in self.diagnoses if not row.verdict}, **self.others}
 
     def why_none_is_scored(self) -> str:
         """Return the most frequent reasons: of layers, or of the other tensors if there are no layers."""
@@ -78,36 +80,26 @@ class Diagnosis(LayerTable):
         return f"no layer is scored: {listed or 'it has no tensors'}; --list shows each tensor"
 
     def summary(self) -> dict[str, Any]:
-        """Means over the scored layers, how many have which verdict, and the layers most out of balance."""
-        return summarize(self.scored)
-
-    @property
-    def over_reference(self) -> str | None:
-        """What alpha over the reference is called; ``None`` without one."""
-        return None if self.reference is None else f"alpha_over_{self.reference}"
-
-    def row_dict(self, row: DiagnosisRow) -> dict[str, Any]:
-        """A row's plain values, with alpha over the reference if there is one."""
-        return row.to_dict() if self.over_reference is None else {**row.to_dict(), self.over_reference: row.score}
+        """Return advice, the number of each verdict, and means over the judged layers."""
+        return summarize(self.judged)
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``tempbalance diagnose --format json`` prints."""
+        """Return the values that ``tempbalance diagnose --format json`` prints."""
         return {
             "model": self.model,
             "tail": self.tail,
-            **({} if self.reference is None else {"reference": self.reference}),
-            "layers": [self.row_dict(row) for row in self.scored],
-            "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out.items()],
             "summary": self.summary(),
+            "layers": [row.to_dict() for row in self.judged],
+            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped.items()],
         }
 
     def __str__(self) -> str:
-        return layer_text(self.scored, reference=self.reference)
+        return layer_text(self.judged)
 
     __repr__ = __str__
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A data frame, a row a layer, indexed by its name.
+        """Return a data frame with a row for each layer, indexed by its name.
 
         Raises:
             ModuleNotFoundError: Without pandas.
@@ -116,23 +108,24 @@ class Diagnosis(LayerTable):
             import pandas
         except ModuleNotFoundError as err:
             raise ModuleNotFoundError("to_pandas needs pandas: pip install pandas", name=err.name) from err
-        frame = pandas.DataFrame([self.row_dict(row) for row in self.diagnoses]).drop(columns="parts", errors="ignore")
+        frame = pandas.DataFrame([row.to_dict() for row in self.diagnoses]).drop(columns="parts", errors="ignore")
         return frame.set_index("name") if len(frame) else frame
 
     def chart(self) -> altair.TopLevelMixin:
-        """Alpha by depth, coloured by verdict; needs ``tempbalance[report]``.
+        """Draw alpha over the random alpha by depth, coloured by verdict; needs ``tempbalance[report]``.
 
         Raises:
             ValueError: If no layer has an alpha.
             ModuleNotFoundError: Without the extra.
         """
-        if not self.scored:
-            raise ValueError(f"no layer of {self.model!r} is scored: there is nothing to draw")
         try:
             from tempbalance.report import diagnosis_charts
         except ModuleNotFoundError as err:
             raise ModuleNotFoundError("chart needs altair: the extra tempbalance[report]", name=err.name) from err
-        return diagnosis_charts(self.diagnoses, model=self.model, tail=self.tail)["alpha"]
+        charts = diagnosis_charts(self.diagnoses, model=self.model, tail=self.tail)
+        if "alpha_over_random" not in charts:
+            raise ValueError(f"no layer of {self.model!r} has an alpha: there is nothing to draw")
+        return charts["alpha_over_random"]
 
 
 def diagnose(
@@ -140,7 +133,6 @@ def diagnose(
     *,
     tail: TailName = "median",
     tail_fraction: float = 0.5,
-    reference: ReferenceName | None = None,
     min_eigenvalues: int = 50,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -150,18 +142,16 @@ def diagnose(
     key: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Diagnosis:
-    """Say which layers of a model are over- and under-trained.
+    """Judge the layers of a model by their spectra: random-like, under-trained, typical or strongly correlated.
 
     Args:
         model: A module, names with tensors, or the path of a checkpoint (`read_checkpoint` says which); nothing that a
             file contains is run.
         tail: ``median``, the paper's, ``goodness_of_fit``, WeightWatcher's, or ``peak``, as in `fit_tail`.
         tail_fraction: With ``median``, how many of the eigenvalues are the tail.
-        reference: With ``random``, a row's ``score`` is alpha over what the same fit gives for a random matrix of the
-            same shape, part by part; alpha and verdicts stay as they are. A product of adapters has none.
-        min_eigenvalues: Layers with fewer are left out; 50 as in training. For LoRA products it is 8.
+        min_eigenvalues: Layers with fewer are skipped; 50 as in training. For LoRA products it is 8.
         include: Patterns of layer names; without any, all layers.
-        exclude: Patterns of layer names to leave out.
+        exclude: Patterns of layer names to skip.
         fused: As in `TempBalance`: how many parts a layer's weight holds side by side, by pattern.
         stacked: Patterns of weights of three dimensions that are stacked experts and not kernels.
         shuffle: Whether to count eigenvalues beyond the edge after shuffling too, which costs about as much as the
@@ -171,8 +161,9 @@ def diagnose(
         progress: Called with how many weights were read, and how many will be: each is read once more for shuffling.
 
     Returns:
-        A `LayerTable` with a row for each layer, also those left out. Unlike in training the first and last layer and
-        frozen ones are scored, and a layer with NaN or another flaw is left out with the reason.
+        A `LayerTable` with a row for each layer, skipped ones too. Unlike in training the first and last layer and
+        frozen ones are scored, and a layer with NaN or another flaw is skipped with the reason. `judge` has the rules
+        of the verdicts.
 
     Raises:
         CheckpointError: If a file cannot be read, or is refused.
@@ -181,28 +172,35 @@ def diagnose(
     scoring = Scoring(
         tail=tail,
         tail_fraction=tail_fraction,
-        comparison=Comparison(reference=reference),
+        comparison=Comparison(reference="random"),
         min_eigenvalues=min_eigenvalues,
         exclude=exclude,
         fused=fused or {},
     )
     found = _find(model, stacked, key)
     _check_patterns(found.inferred.layers, include=include, exclude=exclude, fused=tuple(scoring.fused))
-    measuring = Measuring(found.inferred, scoring, include=include, progress=progress)
+    measuring = _measuring(found.inferred, scoring, include, progress)
     measuring.solve()
     if shuffle:
         measuring.shuffle()
-    rows, inferred = judge(measuring.rows(), tail), found.inferred
-    if reference is not None:  # the eigenvalues of a product are not those of a random matrix
-        rows = [replace(row, score=None) if row.name in inferred.ranks else row for row in rows]
     return Diagnosis(
-        rows,
+        judge(measuring.rows(), tail=tail),
         model=found.name,
         tail=tail,
-        reference=reference,
-        others=inferred.others,
+        others=found.inferred.others,
         notes=found.notes,
-        layers=inferred.layers,
+        layers=found.inferred.layers,
+    )
+
+
+def _measuring(
+    found: Inferred,
+    scoring: Scoring,
+    include: Sequence[str],
+    progress: Callable[[int, int], None] | None = None,
+) -> Measuring:
+    return Measuring(
+        found.layers, scoring, adapters=found.ranks, largest=found.largest, include=include, progress=progress
     )
 
 
@@ -214,7 +212,7 @@ class _Found:
 
 
 def _find(model: Source, stacked: Sequence[str], key: str | None) -> _Found:
-    """The layers of whatever was given."""
+    """Find the layers of a module, a mapping or a file."""
     if isinstance(stacked, str):
         raise TypeError(f"stacked must be a list of name patterns, got the string {stacked!r}")
     if not isinstance(model, nn.Module):
@@ -227,11 +225,11 @@ def _find(model: Source, stacked: Sequence[str], key: str | None) -> _Found:
     layers = find_layers(model)
     bare = unwrap(model)
     state = {name: each for name, each in bare.state_dict().items() if isinstance(each, Tensor) and not is_lazy(each)}
-    told = infer_layers(read_checkpoint(state).tensors) if state else Inferred()
+    inferred = infer_layers(read_checkpoint(state).tensors) if state else Inferred()
     for layer in layers:
         if any(fnmatchcase(layer.name, pattern) for pattern in stacked) and len(layer.shape) == 3:
             layer.cut = cut_stack
-    return _Found(type(bare).__name__, replace(told, layers=layers, ranks={}))
+    return _Found(type(bare).__name__, replace(inferred, layers=layers, ranks={}))
 
 
 def _check_patterns(layers: Sequence[Layer], **patterns: Sequence[str]) -> None:
@@ -245,7 +243,7 @@ def _check_patterns(layers: Sequence[Layer], **patterns: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class TensorNote:
-    """What becomes of one tensor of a checkpoint.
+    """One tensor of a checkpoint, and whether it is scored.
 
     Attributes:
         name, shape, dtype: As stored.
@@ -287,7 +285,7 @@ def list_tensors(
     checkpoint = read_checkpoint(path, key=key)
     found = infer_layers(checkpoint.tensors, stacked=stacked)
     _check_patterns(found.layers, include=include, exclude=exclude, fused=tuple(scoring.fused))
-    reasons = {row.name: row.reason for row in Measuring(found, scoring, include=include).rows()}
+    reasons = {row.name: row.reason for row in _measuring(found, scoring, include).rows()}
     taken = [
         _note(tensor, layer := found.tensors.get(tensor.name, ""), reasons.get(layer, ""), checkpoint.key)
         if tensor.name in found.tensors

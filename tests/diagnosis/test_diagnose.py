@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import tempbalance
-from tempbalance.diagnosis import diagnose, list_tensors
+from tempbalance.diagnosis.diagnose import diagnose, list_tensors
 from tempbalance.errors import CheckpointError
 from tempbalance.lab.networks import build_network
 from tempbalance.model.layers import Layer
@@ -62,16 +62,14 @@ def test_a_module_its_state_dict_and_its_files_have_the_same_table(make, tail, t
 
 
 @pytest.mark.parametrize("alpha", [1.6, 3.0, 7.5])
-def test_an_exact_power_law_gets_its_exponent_and_the_verdict_of_the_theory(alpha):
-    found = diagnose({"fc.weight": heavy(400, 500, alpha=alpha)}, tail="goodness_of_fit")
-    (row,) = found.scored
+def test_an_exact_power_law_gets_its_exponent(alpha):
+    (row,) = diagnose({"fc.weight": heavy(400, 500, alpha=alpha)}, tail="goodness_of_fit")
     assert row.alpha == pytest.approx(alpha, rel=0.05)
-    assert row.verdict == {1.6: "over-trained", 3.0: "well-trained", 7.5: "under-trained"}[alpha] or not row.num_beyond
 
 
 def test_what_stands_beside_alpha_follows_from_the_eigenvalues():
     weight = heavy(60, 80)
-    (row,) = diagnose({"fc.weight": weight}).scored
+    (row,) = diagnose({"fc.weight": weight}).judged
     values = torch.linalg.svdvals(weight).square()
     shares = values / values.sum()
     assert row.spectral_norm == pytest.approx(float(values.max()))
@@ -88,27 +86,8 @@ def test_what_stands_beside_alpha_follows_from_the_eigenvalues():
 def test_layers_as_initialised_are_random_like_whatever_the_fit():
     for tail in ("median", "goodness_of_fit", "peak"):
         found = diagnose(network(), tail=tail)
-        assert {row.verdict for row in found.scored} == {"random-like"}
-        assert found.summary()["verdicts"] == {"random-like": len(found.scored)}
-
-
-def test_with_the_median_fit_a_layer_is_judged_beside_the_others():
-    torch.manual_seed(0)
-    weights = {f"layers.{index}.weight": heavy(200, 200, alpha=3 + 0.05 * index) for index in range(9)}
-    weights["layers.9.weight"] = heavy(200, 200, alpha=12) + torch.ones(200, 200) / 20  # a spike, or it is random-like
-    weights["layers.10.weight"] = heavy(200, 200, alpha=1.5)
-    verdicts = {row.name: row.verdict for row in diagnose(weights).scored}
-    assert verdicts["layers.9"] == "under-trained beside the others"
-    assert verdicts["layers.10"] == "over-trained beside the others"
-    assert {verdicts[f"layers.{index}"] for index in range(9)} == {"balanced"}
-    assert set(diagnose(weights).summary()["most_out_of_balance"]) == {"layers.9", "layers.10"}
-
-
-def test_only_layers_that_are_judged_so_are_called_out_of_balance_the_furthest_first():
-    torch.manual_seed(0)
-    weights = {f"layers.{index}.weight": heavy(200, 200, alpha=alpha) for index, alpha in enumerate((1.5, 3, 1.8, 4))}
-    assert diagnose(weights, tail="goodness_of_fit").summary()["most_out_of_balance"] == ["layers.0", "layers.2"]
-    assert diagnose(network(), tail="goodness_of_fit").summary()["most_out_of_balance"] == []
+        assert {row.verdict for row in found.judged} == {"random-like"}
+        assert found.summary()["verdicts"] == {"random-like": len(found.judged)}
 
 
 def test_a_table_is_printed_with_its_verdicts():
@@ -118,7 +97,7 @@ def test_a_table_is_printed_with_its_verdicts():
     assert "random-like" in text
 
 
-def test_what_training_would_refuse_is_left_out_with_its_reason():
+def test_a_layer_that_training_would_refuse_is_skipped_with_its_reason():
     weights = {
         "good.weight": torch.randn(64, 64),
         "nan.weight": torch.full((64, 64), float("nan")),
@@ -130,9 +109,10 @@ def test_what_training_would_refuse_is_left_out_with_its_reason():
         "high.weight": torch.randn(2, 2, 2, 2, 2, 2),
     }
     found = diagnose(weights)
-    assert [row.name for row in found.scored] == ["good"]
-    reasons = {row.name: row.reason for row in found if row.alpha is None}
-    assert set(reasons) == {name.removesuffix(".weight") for name in weights} - {"good"}
+    assert {row.name: row.verdict for row in found.judged} == {"good": "random-like", "flat": "random-like"}
+    assert found["flat"].alpha is found["flat"].alpha_over_random is None
+    reasons = found.skipped
+    assert set(reasons) == {name.removesuffix(".weight") for name in weights} - {"good", "flat"}
     assert all(reasons.values())
     assert "NaN" in reasons["nan"]
     assert_carries(reasons["small"], 8, "min_eigenvalues", 50)
@@ -144,27 +124,27 @@ def test_a_module_that_is_lazy_on_meta_wrapped_or_empty_is_diagnosed_too():
     assert lazy["0"].reason
     assert lazy["1"].alpha is not None
     assert_carries(diagnose(nn.Sequential(nn.Linear(64, 64, device="meta")))["0"].reason, "meta")
-    assert [row.name for row in diagnose(nn.DataParallel(nn.Sequential(nn.Linear(64, 64)))).scored] == ["0"]
+    assert [row.name for row in diagnose(nn.DataParallel(nn.Sequential(nn.Linear(64, 64)))).judged] == ["0"]
     assert len(diagnose(nn.ReLU())) == 0
 
 
-def test_a_table_in_which_nothing_is_scored_still_has_a_summary():
+def test_a_table_in_which_nothing_is_scored_has_a_summary_too():
     found = diagnose({"fc.weight": torch.zeros(64, 64)})
     assert found.summary()["num_layers"] == 0
     assert found.summary()["alpha"] is None
-    (left_out,) = json.loads(json.dumps(found.to_dict()))["left_out"]
-    assert left_out == {"name": "fc", "reason": found["fc"].reason}
-    assert left_out["reason"]
+    (skipped,) = json.loads(json.dumps(found.to_dict()))["skipped"]
+    assert skipped == {"name": "fc", "reason": found["fc"].reason}
+    assert skipped["reason"]
 
 
 def test_patterns_choose_layers_and_one_that_matches_nothing_is_refused():
     model = network()
-    assert {row.name for row in diagnose(model, include=["layer4.?.conv?"]).scored} == {
+    assert {row.name for row in diagnose(model, include=["layer4.?.conv?"]).judged} == {
         f"layer4.{block}.{conv}" for block in (0, 1) for conv in ("conv1", "conv2")
     }
     excluded = diagnose(model, exclude=["layer3.*"])
     assert_carries(excluded["layer3.1.conv1"].reason, "excluded")
-    assert not [row.name for row in excluded.scored if row.name.startswith("layer3.")]
+    assert not [row.name for row in excluded.judged if row.name.startswith("layer3.")]
     for option in ("include", "exclude"):
         with raises(ValueError, option, "'nothing'"):
             diagnose(model, **{option: ["nothing"]})
@@ -186,7 +166,7 @@ def test_fused_and_stacked_weights_are_scored_part_by_part():
 def test_weights_at_the_ends_of_float64_have_an_alpha_and_valid_json(scale):
     torch.manual_seed(0)
     weight = heavy(64, 64)
-    (row,) = diagnose({"fc.weight": weight * scale}).scored
+    (row,) = diagnose({"fc.weight": weight * scale}).judged
     assert row.alpha == pytest.approx(diagnose({"fc.weight": weight})["fc"].alpha)
     assert row.mp_edge is row.num_beyond is row.num_beyond_shuffled is None
     json.dumps(row.to_dict(), allow_nan=False)
@@ -228,7 +208,7 @@ def test_a_data_frame_has_a_row_for_each_layer():
 def test_the_chart_shows_each_scored_layer_and_is_refused_where_there_is_none():
     found = diagnose(network())
     chart = found.chart().to_json()
-    assert all(row.name in chart for row in found.scored)
+    assert all(row.name in chart for row in found.judged)
     with pytest.raises(ValueError):  # noqa: PT011 - there is no value to name
         diagnose({"fc.weight": torch.zeros(64, 64)}).chart()
 

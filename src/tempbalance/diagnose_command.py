@@ -1,0 +1,221 @@
+"""``tempbalance diagnose``: diagnose checkpoints, write a page if asked, and return the text to print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from tempbalance.diagnosis.against import movements, to_dict
+from tempbalance.diagnosis.diagnose import Diagnosis, TensorNote, diagnose, list_tensors
+from tempbalance.diagnosis.text import (
+    Format,
+    aligned,
+    as_csv,
+    as_json,
+    cell,
+    exact,
+    layer_csv,
+    layer_text,
+    sort_rows,
+)
+from tempbalance.errors import CheckpointError
+from tempbalance.report.text import VERDICT_LOOKS, number, shown
+from tempbalance.runlog import write_whole
+
+_MOST_REASONS = 12  # shown below a table before the others are only counted
+
+
+@dataclass(frozen=True)
+class Output:
+    """The form of a diagnosis.
+
+    Attributes:
+        form: ``table``, ``json`` or ``csv``.
+        wide: Whether a table has every column.
+        sort: Value that the rows are sorted by, or ``depth``.
+        top: How many rows are shown; ``None`` for all.
+        html: The page to write.
+        figures: The folder to write charts into.
+    """
+
+    form: Any = "table"
+    wide: bool = False
+    sort: str = "depth"
+    top: int | None = None
+    html: Path | None = None
+    figures: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(Format):
+            raise ValueError(f"format must be one of {', '.join(get_args(Format))}, got {self.form!r}")
+        sort_rows([], self.sort)
+        if self.html is not None and self.html.is_dir():
+            raise ValueError(f"html must be a file to write, got the folder {str(self.html)!r}")
+
+    @property
+    def is_of_one(self) -> bool:
+        """Whether an option was given that makes sense for one checkpoint only."""
+        return bool(self.html or self.figures or self.top or self.wide) or self.sort != "depth"
+
+
+def run(
+    sources: Sequence[str],
+    output: Output,
+    which: Mapping[str, Any],
+    how: Mapping[str, Any] | None,
+    *,
+    console: Console,
+) -> str:
+    """Diagnose checkpoints, or list the tensors of one.
+
+    Args:
+        sources: One checkpoint, or several for a series, the earliest first.
+        output: In which form.
+        which: Options of `diagnose` that choose layers.
+        how: The others; ``None`` lists the tensors of the first checkpoint instead.
+        console: Where progress and messages go.
+
+    Returns:
+        The text for standard output.
+
+    Raises:
+        CheckpointError: If a checkpoint cannot be read, or none of its layers can be scored.
+        ValueError: If options do not go together, or layers of checkpoints cannot be paired.
+    """
+    if output.html is not None and any(is_same(output.html, source) for source in sources):
+        raise ValueError(f"html must be another file than the checkpoint {str(output.html)!r}")
+    if how is None and (len(sources) > 1 or output.is_of_one):
+        raise ValueError("--list shows the tensors of one checkpoint as they are: it goes with no other option")
+    if how is None:
+        return render_list(list_tensors(sources[0], **which), output.form)
+    if len(sources) > 1 and output.is_of_one:
+        raise ValueError("--html, --figures, --sort, --top and --wide are about one checkpoint: not with --against")
+    diagnoses = [diagnose_with_progress(source, {**which, **how}, console) for source in sources]
+    for each in diagnoses:
+        _check_judged(each)
+    if len(diagnoses) > 1:
+        return render_series(diagnoses, output.form)
+    _write(diagnoses[0], output, console)
+    return render(diagnoses[0], output)
+
+
+def is_same(page: Path, source: str) -> bool:
+    """Return whether a page would be written over the checkpoint."""
+    return page.exists() and Path(source).exists() and page.samefile(source)
+
+
+def diagnose_with_progress(source: str, options: Mapping[str, Any], console: Console) -> Diagnosis:
+    """Diagnose behind a progress bar, and print the notes about the file."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(shown(Path(source).name).replace("[", "("), total=None)
+
+        def progress(num_done: int, num_all: int) -> None:
+            bar.update(task, completed=num_done, total=num_all)
+
+        diagnosis = diagnose(source, **options, progress=progress)
+    for note in diagnosis.notes:
+        _say(console, f"{shown(diagnosis.model)}: {shown(note)}")
+    return diagnosis
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_judged(diagnosis: Diagnosis) -> None:
+    """Refuse a checkpoint of which no layer has a verdict."""
+    if diagnosis.judged:
+        return
+    raise CheckpointError(f"{shown(diagnosis.model)}: {diagnosis.why_none_is_scored()}")
+
+
+def _write(diagnosis: Diagnosis, output: Output, console: Console) -> None:
+    """Write the page and the figures that were asked for."""
+    about = {"model": diagnosis.model, "tail": diagnosis.tail}
+    if output.html is not None:
+        from tempbalance.report import diagnosis_page
+
+        page = diagnosis_page(diagnosis.diagnoses, **about, summary=diagnosis.summary())
+        write_whole(output.html, page.encode())
+        _say(console, f"page: {output.html}")
+    if output.figures is not None:
+        from tempbalance.report import diagnosis_charts, save_figures
+
+        for path in save_figures(diagnosis_charts(diagnosis.diagnoses, **about), output.figures):
+            _say(console, f"figure: {path}")
+
+
+def render(diagnosis: Diagnosis, output: Output) -> str:
+    """Return the judged rows of a diagnosis, the summary, and why other layers are skipped; CSV has the rows alone."""
+    rows = sort_rows(diagnosis.judged, output.sort, top=output.top)
+    if output.form == "json":
+        return as_json({**diagnosis.to_dict(), "layers": [row.to_dict() for row in rows]})
+    if output.form == "csv":
+        return layer_csv(rows)
+    return "\n".join([layer_text(rows, wide=output.wide), "", *_summary(diagnosis)])
+
+
+def colour(text: str) -> Text:
+    """Return a table with its verdicts in the colours of the page."""
+    coloured = Text(text)
+    for verdict, (style, _) in VERDICT_LOOKS.items():
+        coloured.highlight_regex(rf"(?m)(?<=  ){verdict}$", style)
+    return coloured
+
+
+def _summary(diagnosis: Diagnosis) -> list[str]:
+    """Return the lines below a table: advice first, then counts and skipped layers."""
+    summary = diagnosis.summary()
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in summary["verdicts"].items())
+    means = ", ".join(
+        f"{label} {number(summary[name], 3)}"
+        for label, name in (("alpha", "alpha"), ("alpha over random", "alpha_over_random"))
+        if summary[name] is not None
+    )
+    lines = [summary["advice"], f"{shown(diagnosis.model)}, tail {diagnosis.tail}: {verdicts}; mean {means}"]
+    reasons: dict[str, list[str]] = {}
+    for row in diagnosis.diagnoses:
+        if not row.verdict:
+            reasons.setdefault(row.reason, []).append(row.name)
+    for reason, names in list(reasons.items())[:_MOST_REASONS]:
+        which = shown(names[0]) if len(names) == 1 else f"{shown(names[0])} and {len(names) - 1} more"
+        lines.append(f"skipped: {which}: {shown(reason)}")
+    if len(reasons) > _MOST_REASONS or diagnosis.others:
+        num_others = sum(map(len, list(reasons.values())[_MOST_REASONS:])) + len(diagnosis.others)
+        lines.append(f"skipped: {num_others} other tensors (biases, normalisation, ...), --list shows them")
+    return lines
+
+
+def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
+    """Return checkpoints side by side.
+
+    Args:
+        diagnoses: Diagnoses of at least two checkpoints, the earliest first.
+        form: ``table``, ``json`` or ``csv``.
+    """
+    if form == "json":
+        return as_json(to_dict(diagnoses))
+    models = [shown(each.model) for each in diagnoses]
+    headings = ["layer", "shape", *(f"alpha {name}" for name in models), "change", "distance", "relative distance"]
+    written = cell if form == "table" else exact
+    lines = [
+        list(map(written, (each.name, each.shape, *each.alphas, each.change, each.distance, each.relative_distance)))
+        for each in movements(diagnoses)
+    ]
+    return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
+
+
+def render_list(notes: Sequence[TensorNote], form: Format) -> str:
+    """Return every tensor of every mapping, and why it is or is not scored."""
+    if form == "json":
+        return as_json([{**vars(note), "shape": list(note.shape)} for note in notes])
+    headings = ["key", "tensor", "shape", "dtype", "layer", "skipped"]
+    lines = [list(map(cell, (note.key, note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes]
+    return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])

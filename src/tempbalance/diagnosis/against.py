@@ -1,0 +1,164 @@
+"""Several checkpoints of a model -> how alpha moved in each layer, and how far the weights did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from tempbalance.diagnosis.diagnose import Diagnosis
+from tempbalance.model.layers import Layer
+from tempbalance.report.text import shown
+
+_MOST_NAMED = 5  # layers that an error names before it only counts them
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How one layer differs between checkpoints.
+
+    Attributes:
+        name: The layer, as the first checkpoint has it.
+        shape: Of its weight in the first checkpoint.
+        alphas: Alpha in each checkpoint; ``None`` where it has none.
+        change: The last alpha less the first; ``None`` without both.
+        distance: Frobenius norm of the difference between the last weight and the first; ``None`` without both alphas,
+            if their shapes differ, and for adapters.
+        relative_distance: The distance over the norm of the first weight.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    alphas: tuple[float | None, ...]
+    change: float | None
+    distance: float | None
+    relative_distance: float | None
+
+
+def pair_layers(
+    first: Sequence[str], second: Sequence[str], *, required: Collection[str] | None = None
+) -> dict[str, str]:
+    """Pair the layers of two models by the ends of their names, in whole words between dots.
+
+    Words that all names of a model begin with are passed over. Then equal names are a pair, and so are two of which one
+    ends with the other: ``encoder.0.fc`` and ``bert.encoder.0.fc``.
+
+    Args:
+        first: Names of the layers of a model.
+        second: Names of the layers of another.
+        required: Names, of either, that have to be paired; ``None`` for all.
+
+    Returns:
+        The name in ``second`` for names in ``first``.
+
+    Raises:
+        ValueError: If a required name has no partner, or a name has several. It names them.
+
+    Example:
+        >>> pair_layers(["encoder.0.fc", "pooler"], ["bert.encoder.0.fc", "bert.pooler"])
+        {'encoder.0.fc': 'bert.encoder.0.fc', 'pooler': 'bert.pooler'}
+    """
+    ends_of = [dict(zip(_without_common_start(names), names, strict=True)) for names in (first, second)]
+    by_end: dict[str, list[str]] = {}
+    for end in ends_of[1]:
+        words = end.split(".")
+        for place in range(len(words)):
+            by_end.setdefault(".".join(words[place:]), []).append(end)
+    pairs: dict[str, list[str]] = {}
+    for end in ends_of[0]:
+        words = end.split(".")
+        shorter = (".".join(words[place:]) for place in range(1, len(words)))
+        found = [end] if end in ends_of[1] else by_end.get(end) or [each for each in shorter if each in ends_of[1]][:1]
+        if found:
+            pairs[ends_of[0][end]] = [ends_of[1][each] for each in found]
+    _check_unique(pairs)
+    paired = {name: found[0] for name, found in pairs.items()}
+    alone = [name for name in dict.fromkeys((*first, *second)) if name not in paired and name not in paired.values()]
+    alone = [name for name in alone if required is None or name in required]
+    if alone:
+        more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
+        names = ", ".join(map(shown, alone[:_MOST_NAMED]))
+        raise ValueError(f"each layer must have a partner in the other checkpoint, got none for {names}{more}")
+    return paired
+
+
+def _without_common_start(names: Sequence[str]) -> list[str]:
+    """Return names without the words that all begin with; at least the last word stays."""
+    words = [name.split(".") for name in names]
+    starts = zip(*(each[:-1] for each in words), strict=False)
+    num_common = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, starts))
+    return [".".join(each[num_common:]) for each in words]
+
+
+def _check_unique(pairs: dict[str, list[str]]) -> None:
+    """Refuse a name with several partners."""
+    for name, found in pairs.items():
+        if len(found) > 1:
+            partners = " and ".join(map(shown, found[:2]))
+            raise ValueError(f"each layer must have one partner in the other checkpoint, {shown(name)} has {partners}")
+    of_second: dict[str, str] = {}
+    for name, (other,) in pairs.items():
+        if other in of_second:
+            both = f"{shown(of_second[other])} and {shown(name)}"
+            raise ValueError(f"each layer must have one partner in the other checkpoint, {shown(other)} has {both}")
+        of_second[other] = name
+
+
+def movements(diagnoses: Sequence[Diagnosis]) -> list[Movement]:
+    """Compare the layers that have an alpha in any of the checkpoints.
+
+    Args:
+        diagnoses: Diagnoses of at least two checkpoints, the earliest first.
+
+    Raises:
+        ValueError: If such a layer has no partner in another checkpoint, or several.
+    """
+    first, last = diagnoses[0], diagnoses[-1]
+    scored = {row.name for each in diagnoses for row in each if row.alpha is not None}
+    names = [[row.name for row in each] for each in diagnoses]
+    pairs = [pair_layers(names[0], of_other, required=scored) for of_other in names[1:]]
+    found = []
+    for row in first.diagnoses:
+        partners = [each.get(row.name) for each in pairs]
+        later = zip(diagnoses[1:], partners, strict=True)
+        alphas = [row.alpha, *(each[name].alpha if name else None for each, name in later)]
+        if all(alpha is None for alpha in alphas):
+            continue
+        change = distance = relative = None
+        if alphas[0] is not None and alphas[-1] is not None:
+            change = alphas[-1] - alphas[0]
+            distance, relative = _distance(first.layers[row.name], last.layers[partners[-1] or ""])
+        found.append(Movement(row.name, row.shape, tuple(alphas), change, distance, relative))
+    return found
+
+
+def _distance(first: Layer, last: Layer) -> tuple[float | None, float | None]:
+    """Return the distance between two weights, and that over the norm of the first."""
+    before, after = first.weight(), last.weight()
+    if first.shape != last.shape or before.shape != first.shape or after.shape != last.shape:
+        return None, None  # the factors of adapters are known only by the eigenvalues of their product
+    before, after = before.flatten().double(), after.flatten().double()
+    largest = max(float(before.abs().max()), float(after.abs().max()))  # so that squares neither overflow nor vanish
+    before, after = before / largest, after / largest
+    distance, norm = float(torch.linalg.vector_norm(after - before)), float(torch.linalg.vector_norm(before))
+    return _finite(distance * largest), _finite(distance / norm) if norm else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def to_dict(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """Return the values that ``tempbalance diagnose A --against B --format json`` prints."""
+    return {
+        "models": [each.model for each in diagnoses],
+        "tail": diagnoses[0].tail,
+        "layers": [
+            {**asdict(each), "shape": list(each.shape), "alphas": list(each.alphas)} for each in movements(diagnoses)
+        ],
+        "summaries": [each.summary() for each in diagnoses],
+    }

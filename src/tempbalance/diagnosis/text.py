@@ -1,0 +1,131 @@
+"""Rows of a diagnosis as text: a table for people, JSON or CSV for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Literal
+
+from tempbalance.ranking.table import DiagnosisRow
+from tempbalance.report.text import number, short, shown
+
+Format = Literal["table", "json", "csv"]
+WIDTH = 100  # characters of a table that is not asked to be wide
+_LEAST_NAME = 24
+_NARROW = {"layer": "name", "shape": "shape", "alpha": "alpha", "/ random": "alpha_over_random", "verdict": "verdict"}
+_WIDE = {  # heading of the table: attribute of the row
+    "layer": "name",
+    "shape": "shape",
+    "eigenvalues": "num_eigenvalues",
+    "alpha": "alpha",
+    "±": "alpha_stderr",
+    "/ random": "alpha_over_random",
+    "KS": "ks",
+    "xmin": "xmin",
+    "tail": "num_tail",
+    "norm": "spectral_norm",
+    "stable rank": "stable_rank",
+    "beyond": "num_beyond",
+    "shuffled": "num_beyond_shuffled",
+    "excess": "excess",
+    "verdict": "verdict",
+}
+_DECIMALS = {"alpha_over_random": 2, "excess": 3}  # of columns in which every number has as many
+_NOT_IN_CSV = ("parts", "spectra", "scale", "scales", "score", "compared", "reason", "root")
+CSV_COLUMNS = tuple(each.name for each in fields(DiagnosisRow) if each.name not in _NOT_IN_CSV)
+
+
+def layer_text(rows: Sequence[DiagnosisRow], *, wide: bool = False) -> str:
+    """Return a line for each row, below its headings.
+
+    Args:
+        rows: The rows to show.
+        wide: Show every column and whole names; otherwise lines have at most 100 characters, long names are cut.
+    """
+    columns = _WIDE if wide else _NARROW
+    lines = [[_cell_of(row, name) for name in columns.values()] for row in rows]
+    table = [list(columns), *lines]
+    if not wide:
+        others = sum(2 + max(len(line[place]) for line in table) for place in range(1, len(columns)))
+        most = max(_LEAST_NAME, WIDTH - others)
+        table = [[short(line[0], most) if len(line[0]) > most else line[0], *line[1:]] for line in table]
+    return aligned(table)
+
+
+def _cell_of(row: DiagnosisRow, name: str) -> str:
+    value = getattr(row, name)
+    return cell(value) if value is None or name not in _DECIMALS else f"{value:.{_DECIMALS[name]}f}"
+
+
+def layer_csv(rows: Sequence[DiagnosisRow]) -> str:
+    """Return comma-separated values with all digits."""
+    return as_csv(CSV_COLUMNS, [[exact(getattr(row, name)) for name in CSV_COLUMNS] for row in rows])
+
+
+def sort_rows(rows: Sequence[DiagnosisRow], sort: str, *, top: int | None = None) -> list[DiagnosisRow]:
+    """Return the rows in another order: numbers from the largest, text by the alphabet; rows without a value last.
+
+    Args:
+        rows: Rows of a diagnosis.
+        sort: Name of a value of a row, such as ``alpha``; ``depth`` leaves the model's order.
+        top: How many to keep.
+
+    Raises:
+        ValueError: If no such value exists.
+    """
+    names = sorted({*CSV_COLUMNS} - {"shape", "evidence"})
+    if sort not in ("depth", *names):
+        raise ValueError(f"sort must be one of depth, {', '.join(names)}, got {sort!r}")
+    if sort == "depth":
+        return list(rows)[:top]
+    known = [row for row in rows if getattr(row, sort) is not None]
+    descending = not any(isinstance(getattr(row, sort), str) for row in known)
+    ordered = sorted(known, key=lambda row: getattr(row, sort), reverse=descending)
+    return [*ordered, *(row for row in rows if getattr(row, sort) is None)][:top]
+
+
+def cell(value: Any) -> str:
+    """Return a value in short: no control character, four digits."""
+    if isinstance(value, tuple):
+        return " x ".join(map(str, value))
+    return shown(value) if isinstance(value, str) else number(value)
+
+
+def exact(value: Any) -> str:
+    """Return a value with all its digits."""
+    return cell(value) if value is None or isinstance(value, str | tuple) else repr(value)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Return columns of text, two spaces apart; numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    numeric = [all(_is_number(line[index]) for line in lines[1:]) for index in range(len(widths))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return not cell or float(cell) == float(cell)
+    except ValueError:
+        return False
+
+
+def as_json(value: Any) -> str:
+    """Return JSON in ASCII on several lines; a number that is not finite is an error."""
+    return json.dumps(value, indent=2, allow_nan=False)
+
+
+def as_csv(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return comma-separated values without a line end after the last."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([headings, *lines])
+    return text.getvalue().rstrip("\n")
