@@ -66,7 +66,7 @@ def test_one_threshold_is_that_of_all_weights_together():
 
 def test_blocks_have_one_sparsity_each():
     network, table = network_and_table()
-    _prune(network, table, "blocks by alpha, sparser where larger", 0.5, "layer*.*")
+    _prune(network, table, "blocks: alpha, larger", 0.5, "layer*.*")
     shares = {}
     for row in table.scored:
         weight = network.get_submodule(row.name).weight.detach()
@@ -103,7 +103,7 @@ def test_the_table_has_the_paired_difference_from_uniform(folder):
     (table,) = shown.tables
     assert len(table.rows) == 2 * (1 + len(WAYS))
     files = [json.loads(path.read_text()) for path in folder.glob(f"*gpt*/{FILE}")]
-    way = "alpha, sparser where larger"
+    way = "alpha, larger"
     differences = [each[_key(way, 0.5)] - each[_key(UNIFORM, 0.5)] for each in files]
     at = table.columns.index
     (row,) = [r for r in table.rows if (r[1], r[at("sparsity")], r[at("pruned")]) == ("GPT", "0.5", way)]

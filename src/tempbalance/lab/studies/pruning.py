@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from tempbalance.diagnosis import Diagnosis
 
 SPARSITIES = (0.5, 0.7, 0.8)
-UNIFORM, THRESHOLD = "uniform", "one threshold for all layers"
+UNIFORM, THRESHOLD = "uniform", "one threshold"
 _RANDOM = "alpha_over_random"
 # options of `tempbalance.allocate`, but for the pattern of a network's blocks
 WAYS: dict[str, dict[str, Any]] = {
     UNIFORM: {"by": "alpha", "more_where": "larger", "spread": 0.0},
-    "alpha, sparser where larger": {"by": "alpha", "more_where": "larger"},
-    "alpha, sparser where smaller": {"by": "alpha", "more_where": "smaller"},
-    "alpha over random, sparser where larger": {"by": _RANDOM, "more_where": "larger"},
-    "alpha over random, sparser where smaller": {"by": _RANDOM, "more_where": "smaller"},
-    "blocks by alpha, sparser where larger": {"by": "alpha", "more_where": "larger"},
-    "blocks by alpha, sparser where smaller": {"by": "alpha", "more_where": "smaller"},
-    "blocks by alpha over random, sparser where larger": {"by": _RANDOM, "more_where": "larger"},
-    "blocks by alpha over random, sparser where smaller": {"by": _RANDOM, "more_where": "smaller"},
+    "alpha, larger": {"by": "alpha", "more_where": "larger"},
+    "alpha, smaller": {"by": "alpha", "more_where": "smaller"},
+    "over random, larger": {"by": _RANDOM, "more_where": "larger"},
+    "over random, smaller": {"by": _RANDOM, "more_where": "smaller"},
+    "blocks: alpha, larger": {"by": "alpha", "more_where": "larger"},
+    "blocks: alpha, smaller": {"by": "alpha", "more_where": "smaller"},
+    "blocks: over random, larger": {"by": _RANDOM, "more_where": "larger"},
+    "blocks: over random, smaller": {"by": _RANDOM, "more_where": "smaller"},
     THRESHOLD: {},
 }
 _BLOCKS = {"resnet18": "layer*.*", "gpt": "blocks.*"}
@@ -55,6 +55,7 @@ _GPT: dict[str, dict[str, Any]] = {
         "iterations": 8, "evaluate_every": 8, "min_eigenvalues": 8, "lr": 1e-3,
     },
 }  # fmt: skip
+_IMAGES = {"laptop": {"limit": 4_000, "test_limit": 2_000}}  # the digits have fewer
 _TEXTS = (".txt", ".text", ".md")
 
 
@@ -63,8 +64,7 @@ def points(preset: Preset) -> list[Point]:
     is_text = preset.dataset is not None and (preset.dataset.endswith(_TEXTS) or preset.dataset == "penn_treebank")
     found = best_points("main", datasets=("cifar10",), models=("resnet18",), methods=("cal",))
     images = reduced(found, replace(preset, dataset=None) if is_text else preset, {"cifar10": "digits"})
-    smaller = {"limit": 4_000, "test_limit": 2_000} if preset.name == "laptop" else {}
-    images = [replace(each, options={**each.options, **smaller}, paper=None) for each in images]
+    images = [replace(each, options={**each.options, **_IMAGES.get(preset.name, {})}, paper=None) for each in images]
     options = _GPT[preset.name]
     if is_text:
         options = {**options, "dataset": preset.dataset}
@@ -175,8 +175,9 @@ def present(findings: Findings) -> Presentation:
     rows = [row for cell in findings.cells for row in _rows(cell, found[id(cell)])]
     table = ResultTable(
         "Accuracy in % or perplexity on the test set after magnitude pruning without further training: mean ± standard "
-        "deviation over the seeds. Against uniform: mean of the differences seed by seed ± half its 95 % interval; "
-        "p of the paired t-test.",
+        "deviation over the seeds. Layers, or blocks, are sparser where alpha, or alpha over that of a random matrix, "
+        "is larger or smaller; one threshold prunes the smallest weights of all layers together. Against uniform: mean "
+        "of the differences seed by seed ± half its 95 % interval; p of the paired t-test.",
         ["data", "network", "measure", "sparsity", "pruned", "test", "seeds", "against uniform", "p"],
         rows,
         spread=("test", "against uniform"),
@@ -185,7 +186,7 @@ def present(findings: Findings) -> Presentation:
     for cell in findings.cells:
         if found[id(cell)]:
             charts[f"pruning_{cell.labels['model']}"] = _chart(findings, cell, found[id(cell)])
-    captions = {name: "The test set after pruning, by sparsity and by how it is allocated." for name in charts}
+    captions = dict.fromkeys(charts, "The test set after pruning, by sparsity and by how it is allocated to layers.")
     return Presentation([table], charts, captions, [*_notes(findings, found)])
 
 
@@ -219,23 +220,18 @@ def _rows(cell: Cell, found: Outcomes) -> Iterator[list[Entry]]:
 
 
 def _chart(findings: Findings, cell: Cell, found: Outcomes) -> alt.TopLevelMixin:
-    from tempbalance.report.study_charts import line_chart
-    from tempbalance.report.study_data import Dot
+    """A panel for each sparsity."""
+    from tempbalance.report.study_charts import bar_chart
+    from tempbalance.report.study_data import Bar
 
-    dots = []
-    for way in WAYS:
-        for sparsity in SPARSITIES:
+    bars = []
+    for sparsity in SPARSITIES:
+        for way in WAYS:
             values = list(_values(found, _key(way, sparsity)).values())
             spread = stdev(values) if len(values) > 1 else None
-            dots.append(Dot(cell.panel, way, sparsity, fmean(values) if values else None, spread))
-    return line_chart(
-        dots,
-        title=f"Magnitude pruning of {cell.panel}",
-        subtitle=findings.subtitle,
-        x_title="sparsity",
-        y_title=f"test {cell.tried[0].measure.title}",
-        log_y=cell.tried[0].measure.is_lower_better,
-    )
+            bars.append(Bar(f"sparsity {sparsity:g}", way, fmean(values) if values else None, spread))
+    title, measure = f"Magnitude pruning of {cell.panel}", cell.tried[0].measure.title
+    return bar_chart(bars, title=title, subtitle=findings.subtitle, y_title=f"test {measure}")
 
 
 def _notes(findings: Findings, found: Mapping[int, Outcomes]) -> Iterator[str]:
