@@ -55,7 +55,7 @@ _GPT: dict[str, dict[str, Any]] = {
         "iterations": 8, "evaluate_every": 8, "min_eigenvalues": 8, "lr": 1e-3,
     },
 }  # fmt: skip
-_IMAGES = {"laptop": {"limit": 4_000, "test_limit": 2_000}}  # the digits have fewer
+_OTHER_IMAGES = {"width": 0.125, "min_eigenvalues": 6, "limit": 4_000, "test_limit": 2_000}  # than digits, on a laptop
 _TEXTS = (".txt", ".text", ".md")
 
 
@@ -64,7 +64,8 @@ def points(preset: Preset) -> list[Point]:
     is_text = preset.dataset is not None and (preset.dataset.endswith(_TEXTS) or preset.dataset == "penn_treebank")
     found = best_points("main", datasets=("cifar10",), models=("resnet18",), methods=("cal",))
     images = reduced(found, replace(preset, dataset=None) if is_text else preset, {"cifar10": "digits"})
-    images = [replace(each, options={**each.options, **_IMAGES.get(preset.name, {})}, paper=None) for each in images]
+    smaller = _OTHER_IMAGES if preset.name == "laptop" and images[0].options["dataset"] != "digits" else {}
+    images = [replace(each, options={**each.options, **smaller}, paper=None) for each in images]
     options = _GPT[preset.name]
     if is_text:
         options = {**options, "dataset": preset.dataset}
