@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tempbalance.diagnosis import Diagnosis
 
-SPARSITIES = (0.5, 0.7, 0.8)
+SPARSITIES = (0.5, 0.6, 0.7)
 UNIFORM, THRESHOLD = "uniform", "one threshold"
 _RANDOM = "alpha_over_random"
 # options of `tempbalance.allocate`, but for the pattern of a network's blocks
@@ -42,6 +42,7 @@ WAYS: dict[str, dict[str, Any]] = {
     THRESHOLD: {},
 }
 _BLOCKS = {"resnet18": "layer*.*", "gpt": "blocks.*"}
+_HEADS = {"language": ("head",)}  # not pruned; that of images is too small to be scored
 FILE = "pruned.json"  # in a run's folder
 
 _GPT: dict[str, dict[str, Any]] = {
@@ -89,7 +90,8 @@ def _prune_run(run: RunFolder, task: Task, cache: Path | None) -> None:
     from tempbalance.diagnosis import diagnose
 
     network, measured = _trained(run, task, cache)
-    table = diagnose(network, reference="random", min_eigenvalues=vars(task)["min_eigenvalues"], shuffle=False)
+    options = {"min_eigenvalues": vars(task)["min_eigenvalues"], "exclude": _HEADS.get(task.kind, ())}
+    table = diagnose(network, reference="random", shuffle=False, **options)
     trained = {name: each.clone() for name, each in network.state_dict().items()}
     for key in missing:
         network.load_state_dict(trained)
