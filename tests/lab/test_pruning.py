@@ -10,7 +10,6 @@ from tempbalance.diagnosis import diagnose
 from tempbalance.lab.kinds import run_task
 from tempbalance.lab.networks import build_network
 from tempbalance.lab.point import PRESETS, find_preset
-from tempbalance.lab.studies import pruning
 from tempbalance.lab.studies.pruning import FILE, STUDY, THRESHOLD, UNIFORM, WAYS, _key, _prune, evaluate
 from tempbalance.runlog import RunFolder, RunFolderError
 from tests.cases import raises
@@ -25,10 +24,8 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("pruning")
     for job in STUDY.jobs(SMOKE, STUDY.points(SMOKE), root):
         run_task(job.recipe, job.folder, Console(quiet=True), SETTINGS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pruning, "SPARSITIES", (0.5,))
-        evaluate(STUDY.find(SMOKE, STUDY.points(SMOKE), root), None)
-        yield root
+    evaluate(STUDY.find(SMOKE, STUDY.points(SMOKE), root), None)
+    return root
 
 
 def network_and_table():

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from tempbalance.diagnosis import Diagnosis
 
-SPARSITIES = (0.5, 0.6, 0.7)
 UNIFORM, THRESHOLD = "uniform", "one threshold"
 _RANDOM = "alpha_over_random"
 # options of `tempbalance.allocate`, but for the pattern of a network's blocks
@@ -52,11 +51,11 @@ _GPT: dict[str, dict[str, Any]] = {
         "evaluate_every": 500, "lr": 2.5e-3,
     },
     "smoke": {
-        "dataset": "pydoc", "layers": 2, "width": 16, "head": 16, "inner": 32, "sequence": 8, "batch_size": 8,
+        "dataset": "pydoc", "layers": 2, "width": 16, "head": 16, "inner": 32, "batch_size": 8,
         "iterations": 8, "evaluate_every": 8, "min_eigenvalues": 8, "lr": 1e-3,
     },
 }  # fmt: skip
-_OTHER_IMAGES = {"width": 0.125, "min_eigenvalues": 6, "limit": 4_000, "test_limit": 2_000}  # than digits, on a laptop
+_OTHER_IMAGES = {"limit": 4_000, "test_limit": 2_000}  # than digits, on a laptop
 _TEXTS = (".txt", ".text", ".md")
 
 
@@ -79,11 +78,16 @@ def evaluate(findings: Findings, cache: Path | None) -> None:
     for cell in findings.cells:
         for tried in cell.tried:
             for seed, run in tried.runs.items():
-                _prune_run(run, tried.point.recipe(seed), cache)
+                _prune_run(run, tried.point.recipe(seed), sparsities(findings.preset), cache)
 
 
-def _prune_run(run: RunFolder, task: Task, cache: Path | None) -> None:
-    wanted = {_key(way, sparsity): (way, sparsity) for way in WAYS for sparsity in SPARSITIES}
+def sparsities(preset: Preset) -> tuple[float, ...]:
+    """The sparsities that networks are pruned to."""
+    return (0.5,) if preset.name == "smoke" else (0.5, 0.6, 0.7)
+
+
+def _prune_run(run: RunFolder, task: Task, wanted_sparsities: tuple[float, ...], cache: Path | None) -> None:
+    wanted = {_key(way, sparsity): (way, sparsity) for way in WAYS for sparsity in wanted_sparsities}
     known = _outcomes(run)
     if not (missing := [each for each in ("dense", *wanted) if each not in known]):
         return
@@ -175,7 +179,7 @@ def _trained(run: RunFolder, task: Task, cache: Path | None) -> tuple[nn.Module,
 def present(findings: Findings) -> Presentation:
     """A row for each network, sparsity and way, with the paired difference from uniform sparsity."""
     found = {id(cell): _by_seed(cell) for cell in findings.cells}
-    rows = [row for cell in findings.cells for row in _rows(cell, found[id(cell)])]
+    rows = [row for cell in findings.cells for row in _rows(findings, cell, found[id(cell)])]
     table = ResultTable(
         "Accuracy in % or perplexity on the test set after magnitude pruning without further training: mean ± standard "
         "deviation over the seeds. Layers, or blocks, are sparser where alpha, or alpha over that of a random matrix, "
@@ -210,9 +214,9 @@ def _against(found: Outcomes, way: str, sparsity: float) -> Paired | None:
     return None if way == UNIFORM else paired(ours, theirs)
 
 
-def _rows(cell: Cell, found: Outcomes) -> Iterator[list[Entry]]:
+def _rows(findings: Findings, cell: Cell, found: Outcomes) -> Iterator[list[Entry]]:
     names: list[Entry] = [pretty(cell.labels["dataset"]), pretty(cell.labels["model"]), cell.tried[0].measure.title]
-    for way, sparsity in [("not pruned", 0.0), *((way, each) for each in SPARSITIES for way in WAYS)]:
+    for way, sparsity in [("not pruned", 0.0), *((way, each) for each in sparsities(findings.preset) for way in WAYS)]:
         values = list(_values(found, _key(way, sparsity) if sparsity else "dense").values())
         outcome = Number(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
         test = _against(found, way, sparsity) if sparsity else None
@@ -228,7 +232,7 @@ def _chart(findings: Findings, cell: Cell, found: Outcomes) -> alt.TopLevelMixin
     from tempbalance.report.study_data import Bar
 
     bars = []
-    for sparsity in SPARSITIES:
+    for sparsity in sparsities(findings.preset):
         for way in WAYS:
             values = list(_values(found, _key(way, sparsity)).values())
             spread = stdev(values) if len(values) > 1 else None
@@ -242,7 +246,7 @@ def _notes(findings: Findings, found: Mapping[int, Outcomes]) -> Iterator[str]:
     for cell in findings.cells:
         if (num_left := len(cell.outcomes) - len(found[id(cell)])) > 0:
             yield f"{cell.panel}: {num_left} complete runs are not pruned yet; study run does it."
-        places = [(sparsity, way) for sparsity in SPARSITIES for way in WAYS]
+        places = [(sparsity, way) for sparsity in sparsities(findings.preset) for way in WAYS]
         tests = {place: test for place in places if (test := _against(found[id(cell)], place[1], place[0])) is not None}
         clear = {place: test for place, test in tests.items() if test.interval and abs(test.mean) > test.interval}
         if tests:
