@@ -121,6 +121,19 @@ def test_a_run_without_its_last_weights_is_named(folder, tmp_path):
         evaluate(STUDY.find(SMOKE, STUDY.points(SMOKE), tmp_path), None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["{", "[1]", '{"dense": null}'])
+def test_a_damaged_file_is_named(folder, text):
+    path = next(folder.glob(f"*resnet18*/{FILE}"))
+    content = path.read_bytes()
+    path.write_text(text)
+    try:
+        with raises(RunFolderError, path, "damaged"):
+            STUDY.present(STUDY.find(SMOKE, STUDY.points(SMOKE), folder))
+    finally:
+        path.write_bytes(content)
+
+
 def test_data_of_ones_own_replace_the_images_or_the_text(tmp_path):
     def data(name):
         preset = find_preset("laptop", dataset=str(tmp_path / name))

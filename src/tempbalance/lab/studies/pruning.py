@@ -13,6 +13,7 @@ from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.names import pretty
 from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.points import best_points, reduced
+from tempbalance.lab.resume import check_run
 from tempbalance.lab.statistics import Paired, paired, verdict_text
 from tempbalance.lab.study import Presentation, Study
 from tempbalance.lab.tables import Entry, Number, ResultTable
@@ -111,9 +112,16 @@ def _key(way: str, sparsity: float) -> str:
 
 
 def _outcomes(run: RunFolder) -> dict[str, float]:
+    """The outcomes that a run's folder has.
+
+    Raises:
+        RunFolderError: If the file is damaged.
+    """
     path = run.path / FILE
-    found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    try:
+        return {key: float(each) for key, each in json.loads(path.read_bytes()).items()} if path.exists() else {}
+    except (ValueError, TypeError, AttributeError) as err:
+        raise RunFolderError(f"{path}: damaged: {err}; without the file, study run measures again") from err
 
 
 def _prune(network: nn.Module, table: Diagnosis, way: str, sparsity: float, blocks: str) -> None:
@@ -140,6 +148,7 @@ def _trained(run: RunFolder, task: Task, cache: Path | None) -> tuple[nn.Module,
 
     Raises:
         RunFolderError: If the run has no whole checkpoint.
+        OtherRunError: If the data have changed since.
     """
     import torch
 
@@ -152,7 +161,9 @@ def _trained(run: RunFolder, task: Task, cache: Path | None) -> tuple[nn.Module,
         from tempbalance.lab.language.training import LanguageTraining
 
         assert isinstance(task, LanguageRecipe)
-        training = LanguageTraining(task, load_text(task.dataset, tokens=task.tokens, cache=cache))
+        text = load_text(task.dataset, tokens=task.tokens, cache=cache)
+        check_run(run, task, digest=text.digest())
+        training = LanguageTraining(task, text)
         training.load_state_dict(state["training"])
         return training.network, lambda: float(training.perplexity("test"))
     from tempbalance.lab.augment import batch_bounds, normalize
@@ -162,6 +173,7 @@ def _trained(run: RunFolder, task: Task, cache: Path | None) -> tuple[nn.Module,
 
     assert isinstance(task, Recipe)
     data = load_data(task.dataset, cache=cache, limit=task.limit, test_limit=task.test_limit)
+    check_run(run, task, digest=data.digest())
     module = RecipeModule(task, data)
     module.load_state_dict(state["state_dict"])
     network = module.network.eval()
