@@ -208,10 +208,7 @@ def allocate(
     parts = _parts(list(compared.values()), spread, more_where)
     find = {"sparsity": _prune, "bits": _quantize, "lora-rank": _rank}[target]
     found, name = find(rows, parts, value), {"sparsity": "num_pruned", "bits": "bits", "lora-rank": "rank"}[target]
-    layers = tuple(
-        Share(row.name, row.shape, row.alpha or 0.0, compared[row.name], **{name: number})
-        for row, number in zip(rows, found, strict=True)
-    )
+    layers = tuple(_share(row, compared[row.name], **{name: number}) for row, number in zip(rows, found, strict=True))
     if target == "lora-rank":
         lora_alpha = _plain(value if lora_alpha is None else lora_alpha)
     return Allocation(target, _plain(value), by, more_where, spread, layers, skipped, lora_alpha)
@@ -267,6 +264,11 @@ def _compared(numbers: Mapping[str, float], group_by: str | GroupFunction | None
     for name, number in numbers.items():
         members.setdefault(units[name], []).append(number)
     return {name: fmean(members[unit]) for name, unit in units.items()}
+
+
+def _share(row: LayerRow, compared: float, **given: int) -> Share:
+    assert row.alpha is not None
+    return Share(row.name, row.shape, row.alpha, compared, **given)
 
 
 def _parts(numbers: Sequence[float], spread: float, more_where: MoreWhere) -> list[Fraction]:

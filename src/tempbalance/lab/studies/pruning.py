@@ -56,7 +56,7 @@ _GPT: dict[str, dict[str, Any]] = {
         "iterations": 8, "evaluate_every": 8, "min_eigenvalues": 8, "lr": 1e-3,
     },
 }  # fmt: skip
-_OTHER_IMAGES = {"limit": 4_000, "test_limit": 2_000}  # than digits, on a laptop
+_OTHER_IMAGES = {"width": 0.125, "limit": 4_000}  # than digits, on a laptop
 _TEXTS = (".txt", ".text", ".md")
 
 
