@@ -71,6 +71,7 @@ CHARTS = {
     "alpha": {"alpha_boxes", "alpha_histograms"},
     "gradients": {"gradients", "gradient_histograms"},
     "layers": {"layers", "two_layers"},
+    "pruning": {"pruning_resnet18", "pruning_gpt"},
 }
 
 

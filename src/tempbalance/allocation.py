@@ -1,36 +1,42 @@
-"""Alphas -> how much of each layer is pruned, or the rank of its adapter, within a budget that is kept exactly."""
+"""Alphas -> the sparsity, bit width or adapter rank of each layer, within a budget over all layers."""
 
 from __future__ import annotations
 
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from statistics import fmean
 from typing import Any, Literal, get_args
 
-from tempbalance.ranking.compare import GroupFunction, check_group_by, unit_of
-from tempbalance.ranking.table import LayerRow, LayerTable
+from torch import nn
 
-Target = Literal["sparsity", "lora-rank"]
+from tempbalance.model.layers import find_layers
+from tempbalance.ranking.compare import GroupFunction, check_group_by, unit_of
+from tempbalance.ranking.table import DiagnosisRow, LayerRow, LayerTable
+
+Target = Literal["sparsity", "bits", "lora-rank"]
 TARGETS: tuple[str, ...] = get_args(Target)
-By = Literal["alpha", "score"]
+By = Literal["alpha", "alpha_over_random"]
+MoreWhere = Literal["larger", "smaller"]
 SPREAD = 0.3  # AlphaPruning's scripts have 0.2 and 0.3
+FEWEST_BITS, MOST_BITS = 2, 8
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one layer gets.
+    """The share of one layer.
 
     Attributes:
         name: The layer.
-        shape: Of its weight.
-        alpha: Of the layer.
-        compared: What its share follows from: alpha or the score, averaged over its group.
-        num_pruned: How many of its weights are pruned; ``None`` for ranks.
-        rank: Of its adapter; ``None`` for sparsity.
+        shape: Shape of its weight.
+        alpha: Alpha of the layer.
+        compared: The number its share follows from: alpha, or alpha over random, or the mean over its group.
+        num_pruned: How many of its weights to prune; only for sparsity.
+        bits: Bits per weight; only for bits.
+        rank: Rank of its adapter; only for LoRA ranks.
     """
 
     name: str
@@ -38,22 +44,23 @@ class Share:
     alpha: float
     compared: float
     num_pruned: int | None = None
+    bits: int | None = None
     rank: int | None = None
 
     @property
     def num_parameters(self) -> int:
-        """Of the weight."""
+        """Number of elements of the weight."""
         return math.prod(self.shape)
 
     @property
     def sparsity(self) -> float | None:
-        """The part of the weight that is pruned, 0 to less than 1."""
+        """Fraction of the weight to prune, 0 to less than 1."""
         return None if self.num_pruned is None else self.num_pruned / self.num_parameters
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists."""
+        """Return plain numbers, strings and lists."""
         values = {"name": self.name, "shape": list(self.shape), "num_parameters": self.num_parameters}
-        given = {"num_pruned": self.num_pruned, "sparsity": self.sparsity, "rank": self.rank}
+        given = {"num_pruned": self.num_pruned, "sparsity": self.sparsity, "bits": self.bits, "rank": self.rank}
         given = {name: value for name, value in given.items() if value is not None}
         return {**values, "alpha": self.alpha, "compared": self.compared, **given}
 
@@ -63,44 +70,88 @@ class Allocation:
     """A budget shared out among the layers of a model.
 
     Attributes:
-        target: ``sparsity`` or ``lora-rank``.
-        value: The mean: over the weights for sparsity, over the layers for ranks.
-        spread: How far shares go from it; ``None`` where they are in proportion to alpha.
-        layers: The layers with an alpha, in the table's order.
-        left_out: Why each other layer has no share.
-        lora_alpha: That of a layer with the mean rank; ``None`` for sparsity.
+        target: ``sparsity``, ``bits`` or ``lora-rank``.
+        value: The mean, over weights for sparsity and bits, over layers for ranks.
+        by: The number that layers are compared by.
+        more_where: Whether layers with a ``larger`` or a ``smaller`` number get more.
+        spread: How far shares go from the mean, as a fraction of it.
+        layers: The share of each layer, in the table's order.
+        skipped: Why each other layer has no share.
+        lora_alpha: peft's ``lora_alpha`` at the mean rank; ``None`` for other targets.
     """
 
     target: Target
     value: float
-    spread: float | None
+    by: By
+    more_where: MoreWhere
+    spread: float
     layers: tuple[Share, ...]
-    left_out: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     lora_alpha: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: the layers one by one, and in the form that tools for pruning, or peft, take."""
+        """Return plain values: the layers one by one, and in the form that pruning tools, GPTQModel or peft take."""
         target = {"name": self.target, "value": self.value, "spread": self.spread}
+        tools = {"sparsity": self._for_pruning, "bits": self._for_quantization, "lora-rank": self._for_peft}
         return {
             "target": target if self.lora_alpha is None else {**target, "lora_alpha": self.lora_alpha},
+            "by": self.by,
+            "more_where": self.more_where,
             "layers": [layer.to_dict() for layer in self.layers],
-            "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out.items()],
-            **(self._for_pruning() if self.target == "sparsity" else self._for_peft()),
+            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped.items()],
+            **tools[self.target](),
         }
+
+    def on(self, model: nn.Module) -> dict[str, Share]:
+        """Return the shares under the names that their layers have in a model.
+
+        A model that holds the allocated one, such as a base model with a head, has all its layers under one prefix;
+        a prefix may also be missing. Layers of the model without a share are not in the result.
+
+        Raises:
+            ValueError: If a share has no layer in the model, or its layer has another shape.
+        """
+        layers = {layer.name: layer for layer in find_layers(model)}
+        names = _pair([share.name for share in self.layers], list(layers))
+        for share in self.layers:
+            if (shape := layers[names[share.name]].shape) != share.shape:
+                raise ValueError(
+                    f"layer {names[share.name]!r} of the model must have the shape {share.shape} that the allocation "
+                    f"has for {share.name!r}, got {shape}"
+                )
+        return {names[share.name]: share for share in self.layers}
 
     def _for_pruning(self) -> dict[str, Any]:
         return {"sparsity": {layer.name: layer.sparsity for layer in self.layers}}
 
+    def _for_quantization(self) -> dict[str, Any]:
+        """Bits by name, and GPTQModel's ``dynamic``, whose patterns match beginnings of names."""
+        patterns = self._patterns()
+        return {
+            "bits": {layer.name: layer.bits for layer in self.layers},
+            "dynamic": {f"{patterns[layer.name]}$": {"bits": layer.bits} for layer in self.layers},
+        }
+
     def _for_peft(self) -> dict[str, Any]:
-        """Options of ``LoraConfig``; peft takes names as expressions that match ends of names, hence the anchors."""
+        """Options of ``LoraConfig``."""
         assert self.lora_alpha is not None
-        ranks = {re.escape(layer.name): layer.rank for layer in self.layers if layer.rank is not None}
-        scaling = Fraction(self.lora_alpha) / Fraction(self.value)
+        patterns, scaling = self._patterns(), Fraction(self.lora_alpha) / Fraction(self.value)
+        ranks = {patterns[layer.name]: layer.rank for layer in self.layers if layer.rank is not None}
         return {
             "target_modules": "|".join(ranks),
-            "rank_pattern": {f"^{name}": rank for name, rank in ranks.items()},
-            "alpha_pattern": {f"^{name}": _plain(rank * scaling) for name, rank in ranks.items()},
+            "rank_pattern": ranks,
+            "alpha_pattern": {pattern: _plain(rank * scaling) for pattern, rank in ranks.items()},
         }
+
+    def _patterns(self) -> dict[str, str]:
+        """A regular expression for each layer: its name, with any prefix, and no longer name of another layer."""
+        names = [*(layer.name for layer in self.layers), *self.skipped]
+        found = {}
+        for layer in self.layers:
+            longer = [re.escape(name) for name in names if name.endswith(f".{layer.name}")]
+            unlike = rf"(?!(?:.*\.)?(?:{'|'.join(longer)})$)" if longer else ""
+            found[layer.name] = rf"^{unlike}(?:.*\.)?{re.escape(layer.name)}"
+        return found
 
 
 def allocate(
@@ -108,73 +159,83 @@ def allocate(
     *,
     target: Target,
     value: float,
-    spread: float | None = None,
+    by: By,
+    more_where: MoreWhere,
+    spread: float = SPREAD,
     lora_alpha: float | None = None,
-    by: By = "alpha",
     group_by: str | GroupFunction | None = None,
 ) -> Allocation:
-    """Share a budget out among layers: those with a larger alpha, less well trained, get more of it.
+    """Share a budget out among layers by the heavy-tailedness of their spectra.
 
-    ``sparsity`` is AlphaPruning's (Lu et al., 2024): a line through the alphas, from 1 - ``spread`` at the smallest to
-    1 + ``spread`` at the largest, times the level at which ``round(value x weights)`` weights are pruned. ``lora-rank``
-    is in proportion to alpha, or on such a line, and the ranks sum to ``value`` x layers. What a layer cannot take,
-    because at least one weight stays and a rank is from 1 to the smaller side, is shared out among the others. Whole
-    numbers are found by largest remainder, the first layer first among equal ones.
+    Shares lie on a line from 1 - ``spread`` to 1 + ``spread``, as in AlphaPruning (Lu et al., 2024), multiplied by
+    the level at which the mean is ``value``. A layer keeps at least one weight, has 2 to 8 bits, and a rank from 1 to
+    the smaller side of its weight; the other layers take the rest. Whole numbers go to the largest remainders. Pruned
+    weights and ranks add up exactly; the mean number of bits is never above ``value``.
 
     Args:
-        table: Of `diagnose`, or of a scheduler; layers without an alpha are left out.
-        target: What is shared out, ``sparsity`` or ``lora-rank``.
-        value: The mean: a sparsity between 0 and 1 over all weights, or a whole rank over the layers.
-        spread: Half the width of the line, 0 to less than 1; ``None`` is 0.3 for sparsity, as in scripts of
-            AlphaPruning, and ranks in proportion to alpha.
+        table: The table of `diagnose` or of a scheduler. Layers without an alpha are skipped.
+        target: ``sparsity``, ``bits`` or ``lora-rank``.
+        value: The mean: a sparsity between 0 and 1 or 2 to 8 bits, over all weights, or a whole rank, over layers.
+        by: Compare layers by ``alpha``, or by ``alpha_over_random``, alpha divided by the alpha of a random matrix
+            of the same shape, which the table of `diagnose` has.
+        more_where: Give more sparsity, bits or rank where that number is ``larger``, or where it is ``smaller``.
+            There is no default, because pruning trained networks did not show that one side is better.
+        spread: How far shares go from the mean, 0 to less than 1; 0 gives each layer the mean.
         lora_alpha: For ranks, peft's ``lora_alpha`` at the mean rank; each layer has the same ``lora_alpha / r``.
-            ``None`` makes that 1.
-        by: What layers are compared by, ``alpha`` or ``score``: in a diagnosis that is alpha over the alpha of a
-            random matrix of the same shape.
-        group_by: Gives all layers of a group the mean of what they are compared by, as AlphaPruning does for blocks of
-            transformers: a pattern of the first words of their names, such as ``model.layers.*``, or a function that
-            gives a layer's group or ``None``.
+            ``None`` makes that ratio 1.
+        group_by: Give all layers of a group the mean of their numbers: a pattern of the first words of their names,
+            such as ``model.layers.*``, or a function that returns a layer's group or ``None``.
 
     Raises:
-        ValueError: If an option is out of range, no layer has an alpha, the pattern puts no layers together, or the
-            layers cannot take the budget.
-        ScoreError: If ``group_by`` gives what is no name.
+        ValueError: If an option is out of range, no layer has the number, the pattern groups no layers, or the layers
+            cannot take the budget.
+        ScoreError: If ``group_by`` returns something else than a name or ``None``.
 
     Example:
-        >>> rows = [LayerRow("a", (10, 10), alpha=2.0), LayerRow("b", (10, 10), alpha=4.0)]
-        >>> [layer.sparsity for layer in allocate(LayerTable(rows), target="sparsity", value=0.5).layers]
+        >>> rows = LayerTable([LayerRow("a", (10, 10), alpha=2.0), LayerRow("b", (10, 10), alpha=4.0)])
+        >>> found = allocate(rows, target="sparsity", value=0.5, by="alpha", more_where="larger")
+        >>> [layer.sparsity for layer in found.layers]
         [0.35, 0.65]
     """
-    check_target(target, value, spread=spread, lora_alpha=lora_alpha)
-    if by not in get_args(By):
-        raise ValueError(f"by must be one of {', '.join(get_args(By))}, got {by!r}")
-    rows = [row for row in table if row.alpha is not None and getattr(row, by) is not None]
+    check_target(target, value, by=by, more_where=more_where, spread=spread, lora_alpha=lora_alpha)
+    numbers = {row.name: _number(row, by) for row in table}
+    rows = [row for row in table if row.alpha is not None and numbers[row.name] is not None]
     allocated = {row.name for row in rows}
-    left_out = {row.name: row.reason or f"it has no {by}" for row in table if row.name not in allocated}
+    skipped = {row.name: row.reason or f"it has no {by}" for row in table if row.name not in allocated}
     if not rows:
-        raise ValueError(f"no layer has {'an alpha' if by == 'alpha' else 'a score'}: all {len(left_out)} are left out")
-    rows = _compared(rows, by, group_by)
-    if target == "sparsity":
-        spread = SPREAD if spread is None else spread
-        return Allocation(target, value, spread, _prune(rows, value, spread), left_out)
-    value = int(value)
-    lora_alpha = value if lora_alpha is None else lora_alpha
-    return Allocation(target, value, spread, _rank(rows, value, spread), left_out, _plain(lora_alpha))
+        raise ValueError(f"no layer has an {by}: all {len(skipped)} are skipped")
+    compared = _compared({row.name: number for row in rows if (number := numbers[row.name]) is not None}, group_by)
+    parts = _parts(list(compared.values()), spread, more_where)
+    find = {"sparsity": _prune, "bits": _quantize, "lora-rank": _rank}[target]
+    found, name = find(rows, parts, value), {"sparsity": "num_pruned", "bits": "bits", "lora-rank": "rank"}[target]
+    layers = tuple(_share(row, compared[row.name], **{name: number}) for row, number in zip(rows, found, strict=True))
+    if target == "lora-rank":
+        lora_alpha = _plain(value if lora_alpha is None else lora_alpha)
+    return Allocation(target, _plain(value), by, more_where, spread, layers, skipped, lora_alpha)
 
 
-def check_target(target: str, value: float, *, spread: float | None, lora_alpha: float | None) -> None:
-    """Refuse options that no table could be allocated with.
+def check_target(
+    target: str, value: float, *, by: str, more_where: str, spread: float, lora_alpha: float | None
+) -> None:
+    """Check options before a table is there.
 
     Raises:
         ValueError: If one is out of range, or does not go with the target.
     """
-    if target not in TARGETS:
-        raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+    for name, given, choices in (
+        ("target", target, TARGETS),
+        ("by", by, get_args(By)),
+        ("more_where", more_where, get_args(MoreWhere)),
+    ):
+        if given not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
     if target == "sparsity" and not 0 < value < 1:
         raise ValueError(f"sparsity must satisfy 0 < sparsity < 1, got {value}")
+    if target == "bits" and not FEWEST_BITS <= value <= MOST_BITS:
+        raise ValueError(f"bits must satisfy {FEWEST_BITS} <= bits <= {MOST_BITS}, got {value}")
     if target == "lora-rank" and not (value >= 1 and float(value).is_integer()):
         raise ValueError(f"lora-rank must be a whole number of at least 1, got {value}")
-    if spread is not None and not 0 <= spread < 1:
+    if not 0 <= spread < 1:
         raise ValueError(f"spread must satisfy 0 <= spread < 1, got {spread}")
     if lora_alpha is not None and target != "lora-rank":
         raise ValueError(f"lora_alpha goes with lora-rank, the target is {target}")
@@ -182,72 +243,103 @@ def check_target(target: str, value: float, *, spread: float | None, lora_alpha:
         raise ValueError(f"lora_alpha must be a number above 0, got {lora_alpha}")
 
 
-def _compared(rows: Sequence[LayerRow], by: By, group_by: str | GroupFunction | None) -> list[LayerRow]:
-    """Rows with what they are compared by: their own, or the mean over their group."""
-    check_group_by(group_by, [row.name for row in rows])
-    units = [unit_of(row.name, group_by) for row in rows]
+def _number(row: LayerRow, by: By) -> float | None:
+    """Return the number that a layer is compared by.
+
+    Raises:
+        ValueError: If the table has no alphas of random matrices.
+    """
+    if by == "alpha":
+        return row.alpha
+    if not isinstance(row, DiagnosisRow):
+        raise ValueError('by="alpha_over_random" needs the table of diagnose, a scheduler\'s has no such number')
+    return row.alpha_over_random
+
+
+def _compared(numbers: Mapping[str, float], group_by: str | GroupFunction | None) -> dict[str, float]:
+    """The number of each layer, or the mean over its group."""
+    check_group_by(group_by, list(numbers))
+    units = {name: unit_of(name, group_by) for name in numbers}
     members: dict[str, list[float]] = {}
-    for unit, row in zip(units, rows, strict=True):
-        members.setdefault(unit, []).append(getattr(row, by))
-    return [replace(row, compared=fmean(members[unit])) for unit, row in zip(units, rows, strict=True)]
+    for name, number in numbers.items():
+        members.setdefault(units[name], []).append(number)
+    return {name: fmean(members[unit]) for name, unit in units.items()}
 
 
-def _prune(rows: Sequence[LayerRow], value: float, spread: float) -> tuple[Share, ...]:
+def _share(row: LayerRow, compared: float, **given: int) -> Share:
+    assert row.alpha is not None
+    return Share(row.name, row.shape, row.alpha, compared, **given)
+
+
+def _parts(numbers: Sequence[float], spread: float, more_where: MoreWhere) -> list[Fraction]:
+    """Shares before the budget, on a line from 1 - spread to 1 + spread."""
+    values = [Fraction(each) if more_where == "larger" else -Fraction(each) for each in numbers]
+    low, width = min(values), max(values) - min(values)
+    return [1 + Fraction(spread) * (2 * (value - low) / width - 1) if width else Fraction(1) for value in values]
+
+
+def _prune(rows: Sequence[LayerRow], parts: Sequence[Fraction], value: float) -> list[int]:
     sizes = [math.prod(row.shape) for row in rows]
     total, most = round(value * sum(sizes)), sum(sizes) - len(sizes)
     if total > most:
         rule = f"sparsity must leave a weight in each layer, so prune at most {most} of the {sum(sizes)} weights"
         raise ValueError(f"{rule}, got {value}, which is {total}")
-    parts = [each * size for each, size in zip(_parts(rows, spread), sizes, strict=True)]
-    counts = apportion(parts, [(0, size - 1) for size in sizes], total)
-    return tuple(_share(row, num_pruned=count) for row, count in zip(rows, counts, strict=True))
+    return apportion([part * size for part, size in zip(parts, sizes, strict=True)], [(0, s - 1) for s in sizes], total)
 
 
-def _rank(rows: Sequence[LayerRow], value: int, spread: float | None) -> tuple[Share, ...]:
+def _quantize(rows: Sequence[LayerRow], parts: Sequence[Fraction], value: float) -> list[int]:
+    """Whole bits: those of the line rounded down, then one more by largest remainder while the budget lasts."""
+    sizes = [math.prod(row.shape) for row in rows]
+    budget = math.floor(Fraction(value) * sum(sizes))
+    bounds = [(FEWEST_BITS * size, MOST_BITS * size) for size in sizes]
+    amounts = _fill([part * size for part, size in zip(parts, sizes, strict=True)], bounds, budget)
+    exact = [amount / size for amount, size in zip(amounts, sizes, strict=True)]
+    bits = [max(FEWEST_BITS, math.floor(each)) for each in exact]
+    left = budget - sum(each * size for each, size in zip(bits, sizes, strict=True))
+    for place in sorted(range(len(exact)), key=lambda place: bits[place] - exact[place]):
+        if exact[place] > bits[place] and sizes[place] <= left:
+            bits[place] += 1
+            left -= sizes[place]
+    return bits
+
+
+def _rank(rows: Sequence[LayerRow], parts: Sequence[Fraction], value: float) -> list[int]:
     bounds = [(1, _smaller_side(row)) for row in rows]
     most = sum(high for _, high in bounds)
     if value * len(rows) > most:
         rule = f"lora-rank must be at most {most // len(rows)} for the smaller sides of these {len(rows)} layers"
         raise ValueError(f"{rule}, got {value}")
-    ranks = apportion(_parts(rows, spread), bounds, value * len(rows))
-    return tuple(_share(row, rank=rank) for row, rank in zip(rows, ranks, strict=True))
-
-
-def _share(row: LayerRow, **given: int) -> Share:
-    assert row.alpha is not None
-    assert row.compared is not None
-    return Share(row.name, row.shape, row.alpha, row.compared, **given)
+    return apportion(parts, bounds, int(value) * len(rows))
 
 
 def _smaller_side(row: LayerRow) -> int:
-    """Of the matrix that an adapter's product is: one for each expert of a stack, or outputs x all else."""
+    """The smaller side of the matrix that an adapter adds to: one expert of a stack, or outputs x all else."""
     is_stack = len(row.shape) == 3 and row.parts
     return min(row.shape[1:]) if is_stack else min(row.shape[0], math.prod(row.shape[1:]))
 
 
-def _parts(rows: Sequence[LayerRow], spread: float | None) -> list[Fraction]:
-    """The layers' parts before the budget: what they are compared by, or 1 - spread to 1 + spread on a line."""
-    values = [Fraction(row.compared) for row in rows if row.compared is not None]
-    low, width = min(values), max(values) - min(values)
-    if spread is not None:
-        return [1 + Fraction(spread) * (2 * (value - low) / width - 1) if width else Fraction(1) for value in values]
-    if low <= 0:
-        raise ValueError(f"shares in proportion need scores above 0, got {float(low)}: give a spread")
-    return values
-
-
 def apportion(parts: Sequence[Fraction], bounds: Sequence[tuple[int, int]], total: int) -> list[int]:
-    """Whole numbers with a given sum, as nearly as possible in proportion to parts, each within its bounds.
+    """Split a total into whole numbers, in proportion to parts as nearly as possible, each within its bounds.
 
     Args:
         parts: Above 0.
-        bounds: The least and the most of each.
-        total: Between the sums of these.
+        bounds: The smallest and the largest number of each part.
+        total: Between the sums of the bounds.
 
     Example:
         >>> apportion([Fraction(1), Fraction(2), Fraction(9)], [(0, 9), (0, 9), (0, 6)], 12)
         [2, 4, 6]
     """
+    exact = _fill(parts, bounds, total)
+    whole = [math.floor(each) for each in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda place: whole[place] - exact[place])
+    for place in by_remainder[: total - sum(whole)]:
+        whole[place] += 1
+    return whole
+
+
+def _fill(parts: Sequence[Fraction], bounds: Sequence[tuple[int, int]], total: int) -> list[Fraction]:
+    """Split a total in proportion to parts, each within its bounds."""
     pairs = list(zip(parts, bounds, strict=True))
 
     def at(level: Fraction) -> list[Fraction]:
@@ -257,16 +349,34 @@ def apportion(parts: Sequence[Fraction], bounds: Sequence[tuple[int, int]], tota
     index = bisect_left(levels, Fraction(total), key=lambda level: sum(at(level), Fraction(0)))
     above = at(levels[index])
     below = at(levels[index - 1]) if index else above
-    gap = sum(above) - sum(below)  # between two levels where a bound is met, all of it is linear
-    step = (total - sum(below)) / gap if gap else Fraction(0)
-    exact = [low + step * (high - low) for low, high in zip(below, above, strict=True)]
-    whole = [math.floor(each) for each in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda place: whole[place] - exact[place])
-    for place in by_remainder[: total - sum(whole)]:
-        whole[place] += 1
-    return whole
+    gap = sum(above) - sum(below)  # linear between two levels where a bound is met
+    step = Fraction(total - sum(below)) / gap if gap else Fraction(0)
+    return [low + step * (high - low) for low, high in zip(below, above, strict=True)]
+
+
+def _pair(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """Pair names with others that are the same but for one prefix in front of all of them.
+
+    Raises:
+        ValueError: If a name stays unpaired, or more than one prefix fits.
+    """
+    known, first = set(others), names[0]
+    prefixes = [each.removesuffix(first) for each in others if each == first or each.endswith(f".{first}")]
+    found = [{name: prefix + name for name in names} for prefix in sorted(prefixes, key=len)]
+    surplus = [first.removesuffix(each) for each in others if first.endswith(f".{each}")]
+    found += [{name: name.removeprefix(prefix) for name in names} for prefix in surplus]
+    fitting = [each for each in found if known.issuperset(each.values())]
+    if fitting and (len(fitting) == 1 or fitting[0][first] == first):
+        return fitting[0]
+    if fitting:
+        raise ValueError(f"layer {first!r} must be one layer of the model, got {fitting[0][first]!r} and others")
+    missing = min(([name for name in names if each[name] not in known] for each in found), key=len, default=names)
+    raise ValueError(
+        f"each of the {len(names)} allocated layers must be a layer of the model, all with the same prefix or none; "
+        f"{len(missing)} are not, such as {missing[0]!r}"
+    )
 
 
 def _plain(number: Fraction | float) -> float:
-    """A whole number as such."""
+    """Return a whole number as an int."""
     return int(number) if number == int(number) else float(number)

@@ -278,11 +278,12 @@ def _read_fused(given: list[str]) -> dict[str, int]:
 @app.command()
 def allocate(
     checkpoint: Annotated[str, typer.Argument(help="What diagnose takes.")],
-    target: Annotated[str, typer.Option(help="sparsity=S, the mean over weights, or lora-rank=R, over layers.")],
-    spread: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(help="Shares go from 1 - SPREAD to 1 + SPREAD; without it 0.3, and ranks are as alpha."),
-    ] = None,
+    target: Annotated[
+        str, typer.Option(help="sparsity=S or bits=B, the mean over all weights, or lora-rank=R, the mean over layers.")
+    ],
+    by: Annotated[str, typer.Option(help="alpha, or alpha_over_random: over that of a random matrix of the shape.")],
+    more_where: Annotated[str, typer.Option(help="Give more of the target where that is larger, or smaller.")],
+    spread: Annotated[float, typer.Option(help="Shares go from 1 - SPREAD to 1 + SPREAD times the mean.")] = 0.3,
     lora_alpha: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(help="peft's lora_alpha at the mean rank; without it that rank."),
@@ -293,26 +294,22 @@ def allocate(
     ] = None,
     tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
     tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
-    reference: Annotated[
-        _Text, typer.Option(help="random: share by alpha over that of a random matrix of the shape.")
-    ] = None,
-    min_eigenvalues: Annotated[int, typer.Option(help="Layers with fewer are left out.")] = 50,
+    min_eigenvalues: Annotated[int, typer.Option(help="Skip layers with fewer.")] = 50,
     include: Annotated[_Patterns, typer.Option(help="Pattern of layer names to allocate to.")] = None,
-    exclude: Annotated[_Patterns, typer.Option(help="Pattern of layer names to leave out, such as lm_head.")] = None,
+    exclude: Annotated[_Patterns, typer.Option(help="Pattern of layer names to skip, such as lm_head.")] = None,
     fused: Annotated[_Patterns, typer.Option(help="PATTERN=N: layers whose weight holds N parts side by side.")] = None,
     stacked: Annotated[_Patterns, typer.Option(help="Pattern of 3-D weights that are stacked experts.")] = None,
     key: _Key = None,
     form: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
     out: Annotated[_File, typer.Option(help="Write JSON into a file, whatever is printed.")] = None,
 ) -> None:
-    """Share sparsity or LoRA ranks out among the layers of a checkpoint, more where alpha is larger."""
+    """Allocate sparsity, bit widths or LoRA ranks to the layers of a checkpoint by alpha."""
     with answered():
         from tempbalance.tell_allocation import tell_allocation
 
         options = {
             "tail": tail,
             "tail_fraction": tail_fraction,
-            "reference": reference,
             "min_eigenvalues": min_eigenvalues,
             "include": include or (),
             "exclude": exclude or (),
@@ -320,7 +317,7 @@ def allocate(
             "stacked": stacked or (),
             "key": key,
         }
-        shares = {"spread": spread, "lora_alpha": lora_alpha, "group_by": group_by}
+        shares = {"by": by, "more_where": more_where, "spread": spread, "lora_alpha": lora_alpha, "group_by": group_by}
         typer.echo(
             tell_allocation(checkpoint, target, shares=shares, options=options, form=form, out=out, console=messages)
         )

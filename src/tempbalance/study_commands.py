@@ -123,6 +123,9 @@ def run(
             else:
                 executor = local_pool(settings, num_workers=num_workers)
             failures |= train_all(part, executor, messages, retries=retries)
+        for each in studies:
+            if each.evaluate is not None:
+                each.evaluate(each.find(size, chosen[each.name], folder), cache)
         raise_failures(failures)
         _say_next(names, preset, only, dataset, out)
 

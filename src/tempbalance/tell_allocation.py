@@ -1,4 +1,4 @@
-"""What ``tempbalance allocate`` does: diagnose, share out, write JSON if asked, and give the text to print."""
+"""Work of ``tempbalance allocate``: diagnose, share out, write JSON if asked, and return the text to print."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from tempbalance import __version__
-from tempbalance.allocation import TARGETS, Allocation, By, Target, allocate, check_target
+from tempbalance.allocation import TARGETS, Allocation, Target, allocate, check_target
 from tempbalance.diagnose_command import diagnose_with_progress, is_same
 from tempbalance.diagnosis.text import aligned, as_json, cell
 from tempbalance.lab.methods import unknown
@@ -29,15 +29,15 @@ def tell_allocation(
     out: Path | None,
     console: Console,
 ) -> str:
-    """Allocate from a checkpoint's diagnosis and say what came out.
+    """Allocate from a checkpoint's diagnosis.
 
     Args:
         source: The checkpoint.
         target: ``NAME=NUMBER``.
         shares: The other options of `allocate`.
-        options: Those of `diagnose`.
+        options: Options of `diagnose`.
         form: ``table`` or ``json``.
-        out: Where JSON goes beside that.
+        out: A file for the JSON, whatever is printed.
         console: Where progress and messages go.
 
     Returns:
@@ -47,21 +47,16 @@ def tell_allocation(
         ValueError: If an option is out of range, before anything is read, or does not suit the layers.
     """
     name, value = _read_target(target)
-    check_target(name, value, spread=shares["spread"], lora_alpha=shares["lora_alpha"])
-    _check_telling(form, out, source)
-    reference = options["reference"]
-    if reference not in (None, "random"):
-        raise ValueError(f"reference must be 'random' or None, got {reference!r}")
-    how = {name: value for name, value in options.items() if name != "reference"}
-    diagnosis = diagnose_with_progress(source, {**how, "shuffle": False}, console)
-    by: By = "alpha" if reference is None else "score"
-    found = allocate(diagnosis, target=name, value=value, by=by, **shares)
-    about = {"tail": diagnosis.tail, "reference": reference, "group_by": shares["group_by"]}
-    told = as_json({"model": diagnosis.model, "tempbalance": __version__, **about, **found.to_dict()})
+    check_target(name, value, **{key: each for key, each in shares.items() if key != "group_by"})
+    _check_output(form, out, source)
+    diagnosis = diagnose_with_progress(source, {**options, "shuffle": False}, console)
+    found = allocate(diagnosis, target=name, value=value, **shares)
+    how = {"tail": diagnosis.tail, "group_by": shares["group_by"]}
+    text = as_json({"model": diagnosis.model, "tempbalance": __version__, **how, **found.to_dict()})
     if out is not None:
-        write_whole(out, f"{told}\n".encode())
+        write_whole(out, f"{text}\n".encode())
         console.print(f"allocation: {shown(out)}", markup=False, highlight=False, soft_wrap=True)
-    return told if form == "json" else _as_table(found, diagnosis.model)
+    return text if form == "json" else _as_table(found, diagnosis.model)
 
 
 def _read_target(given: str) -> tuple[Target, float]:
@@ -76,7 +71,7 @@ def _read_target(given: str) -> tuple[Target, float]:
     return cast(Target, name), value
 
 
-def _check_telling(form: str, out: Path | None, source: str) -> None:
+def _check_output(form: str, out: Path | None, source: str) -> None:
     if form not in _FORMATS:
         raise ValueError(f"format must be one of {', '.join(_FORMATS)}, got {form!r}")
     if out is not None and out.is_dir():
@@ -86,31 +81,34 @@ def _check_telling(form: str, out: Path | None, source: str) -> None:
 
 
 def _as_table(found: Allocation, model: str) -> str:
-    """A line for each layer, the sum, and what was left out."""
-    columns: tuple[str, ...] = ("sparsity", "num_pruned") if found.target == "sparsity" else ("rank",)
+    """A line for each layer, the sum, and the skipped layers."""
+    columns = {"sparsity": ("sparsity", "num_pruned"), "bits": ("bits",), "lora-rank": ("rank",)}[found.target]
     if any(layer.compared != layer.alpha for layer in found.layers):
         columns = ("compared", *columns)
     headings = ["layer", "shape", "alpha", *(name.removeprefix("num_") for name in columns)]
     names = ("name", "shape", "alpha", *columns)
     lines = [[cell(getattr(layer, name)) for name in names] for layer in found.layers]
-    return "\n".join([aligned([headings, *lines]), "", f"{shown(model)}: {_total(found)}", *_left_out(found)])
+    return "\n".join([aligned([headings, *lines]), "", f"{shown(model)}: {_total(found)}", *_skipped(found)])
 
 
 def _total(found: Allocation) -> str:
+    num_layers, num_all = len(found.layers), sum(layer.num_parameters for layer in found.layers)
     if found.target == "lora-rank":
         ranks = sum(layer.rank or 0 for layer in found.layers)
-        return f"ranks of {len(found.layers)} layers sum to {ranks}, {found.value} on average"
+        return f"ranks of {num_layers} layers sum to {ranks}, {found.value} on average"
+    if found.target == "bits":
+        num_bits = sum((layer.bits or 0) * layer.num_parameters for layer in found.layers)
+        return f"{num_bits / num_all:.4g} bits on average over the {num_all:,} weights of {num_layers} layers"
     num_pruned = sum(layer.num_pruned or 0 for layer in found.layers)
-    num_all = sum(layer.num_parameters for layer in found.layers)
-    return f"{num_pruned:,} of the {num_all:,} weights of {len(found.layers)} layers pruned, sparsity {found.value}"
+    return f"{num_pruned:,} of the {num_all:,} weights of {num_layers} layers pruned, sparsity {found.value}"
 
 
-def _left_out(found: Allocation) -> list[str]:
+def _skipped(found: Allocation) -> list[str]:
     """A line for each reason."""
     names: dict[str, list[str]] = {}
-    for name, reason in found.left_out.items():
+    for name, reason in found.skipped.items():
         names.setdefault(reason, []).append(name)
     return [
-        f"left out: {shown(each[0]) if len(each) == 1 else f'{len(each)} layers'}: {shown(reason)}"
+        f"skipped: {shown(each[0]) if len(each) == 1 else f'{len(each)} layers'}: {shown(reason)}"
         for reason, each in names.items()
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tempbalance.lab.jobs import Job
+from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.plan import known_jobs
 from tempbalance.lab.processes import SweepError, raise_failures, train_all
 from tempbalance.lab.recipe import Recipe
@@ -138,6 +139,12 @@ def test_runs_under_way_are_named_by_what_tells_them_apart(tmp_path):
         "seed 43, assignment sqrt", "seed 37, assignment sqrt", "seed 43, assignment log2", "seed 37, assignment log2",
     ]  # fmt: skip
     assert job_labels(jobs[:1]) == {jobs[0]: "sqrt43"}
+
+
+def test_jobs_of_several_kinds_are_told_apart_by_the_options_that_each_has(tmp_path):
+    images, text = Recipe(dataset="digits", epochs=3), LanguageRecipe(dataset="pydoc", model="gpt", iterations=7)
+    jobs = [Job(each, tmp_path / each.id) for each in (images, text)]
+    assert list(job_labels(jobs).values()) == ["digits, resnet18, lr 0.1", "pydoc, gpt, lr 0.001"]
 
 
 def test_runs_that_cannot_be_read_do_not_spoil_an_estimate(tmp_path):

@@ -61,6 +61,8 @@ class Study:
         num_seeds: How many seeds, where not as many as the preset's: in all presets, or in some by name.
         reference: The labels of what others are tested against, seed by seed.
         is_timed: Whether it measures times, so that its runs are trained one at a time.
+        evaluate: Works on complete runs once all are trained, and keeps in their folders what ``present`` reads there;
+            is given the findings and the folder of downloads.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Study:
     num_seeds: int | Mapping[str, int] | None = None
     reference: Mapping[str, Any] = field(default_factory=lambda: {"method": "cal"})
     is_timed: bool = False
+    evaluate: Callable[[Findings, Path | None], None] | None = None
 
     def seeds(self, preset: Preset) -> tuple[int, ...]:
         """What each point is trained with."""

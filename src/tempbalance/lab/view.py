@@ -89,13 +89,13 @@ def job_labels(jobs: Sequence[Job]) -> dict[Job, str]:
     """What tells each job from the others, in words; the folder's name where nothing does."""
     keys = {job: job.recipe.to_dict() for job in jobs}
     used = {name for job in jobs for name in job.recipe.key}
-    names = [name for name in (keys[jobs[0]] if jobs else ()) if name in used]
-    varied = [name for name in names if len({repr(keys[job][name]) for job in jobs}) > 1]
+    names = [name for name in dict.fromkeys(name for key in keys.values() for name in key) if name in used]
+    varied = [name for name in names if len({repr(key[name]) for key in keys.values() if name in key}) > 1]
     silent = ("dataset", "model", "method")  # their values speak for themselves
     return {
-        job: ", ".join(str(keys[job][name]) if name in silent else f"{name} {keys[job][name]}" for name in varied)
+        job: ", ".join(str(key[name]) if name in silent else f"{name} {key[name]}" for name in varied if name in key)
         or job.folder.name
-        for job in jobs
+        for job, key in keys.items()
     }
 
 

@@ -87,9 +87,9 @@ def test_perplexity_is_that_of_the_tokens_one_by_one(text: str) -> None:
 
 def test_training_learns_a_text_that_repeats_itself(text: str) -> None:
     found = training(text, iterations=300, evaluate_every=150, dropout=0.0)
-    before = found._perplexity("test")
+    before = found.perplexity("test")
     found.epoch(1)
-    assert found._perplexity("test") < 3 < before
+    assert found.perplexity("test") < 3 < before
 
 
 def test_seeds_give_other_weights_and_the_same_seed_the_same(text: str) -> None:

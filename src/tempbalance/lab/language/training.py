@@ -73,10 +73,10 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
         Raises:
             TrainingError: If one is not finite.
         """
-        return {f"{part}_perplexity": self._perplexity(part) for part in ("valid", "test")}
+        return {f"{part}_perplexity": self.perplexity(part) for part in ("valid", "test")}
 
     @torch.no_grad()
-    def _perplexity(self, part: str) -> float:
+    def perplexity(self, part: str) -> float:
         """The exponential of the mean loss over a part's tokens but the first.
 
         Raises:
