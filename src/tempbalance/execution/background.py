@@ -89,12 +89,7 @@ class _UnwantedError(Exception):
 
 
 class Pending:
-    """Copies of the weights, and the thread that solves this process' share. Once copied or saved, it is solved.
-
-    Args:
-        scoring: Planned and agreed on by all processes.
-        due: The call of ``step`` at which its scales take effect.
-    """
+    """Copies of the weights, and the thread that solves this process' share. Once copied or saved, it is solved."""
 
     def __init__(self, scoring: SharedScoring, due: int) -> None:
         self.due = due
@@ -137,11 +132,7 @@ class Pending:
         self._is_unwanted = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the outcome as plain values, for which this process solves the shares of the others too.
-
-        Raises:
-            RuntimeError: If it cannot, because weights are sharded or the process is a fork.
-        """
+        """Return the outcome as plain values, for which this process solves the shares of the others too."""
         rows, error = self._rows, self._error
         if self._scoring is not None:
             if self._scoring.is_sharded:

@@ -53,11 +53,7 @@ class Ranks:
     group: Any = None
 
     def exchange(self, call: str, work: Callable[[], T]) -> list[T]:
-        """Return the plain values that ``work`` returns on each process; an error in one is raised on all.
-
-        Raises:
-            RuntimeError: If the processes make different calls.
-        """
+        """Return the plain values that ``work`` returns on each process; an error in one is raised on all."""
         if self.size == 1:
             return [work()]
         value, caught = None, None

@@ -78,11 +78,7 @@ def why_not_merged(module: nn.Module) -> str:
 
 
 def merged_weight(module: nn.Module, base: Tensor) -> Tensor:
-    """Return the weight that an adapted module applies.
-
-    Args:
-        module: A module for which `is_adapted` holds and `why_not_merged` is empty.
-        base: The base weight, dequantised.
+    """Return the weight that an adapted module applies, given its base weight, dequantised.
 
     Raises:
         WeightError: If the base weight has no spectrum, or an adapter does not have its shape.
@@ -125,7 +121,7 @@ def _is_transposed(module: nn.Module) -> bool:
 
 def _deltas(module: nn.Module, base: Tensor) -> Iterator[tuple[str | None, Tensor]]:
     """Yield each active adapter with its scaled product."""
-    names: tuple[str, ...] = _tuner_names(module)
+    names = _tuner_names(module)
     if names and (not names[0].startswith("lora_") or "lora_E" in names):
         compute: Any = module.get_delta_weight  # LoHa, LoKr and AdaLoRA
         held = {key for name in names for key in getattr(module, name, ())}
@@ -165,10 +161,8 @@ def _active(module: nn.Module, held: set[str]) -> list[str]:
 
 def _magnitude(module: nn.Module, key: str | None) -> Tensor | None:
     """Return the magnitudes of a DoRA adapter, one for each output; ``None`` for other adapters."""
-    if key is None:
-        found = getattr(module, "magnitude", None)
-    else:
-        found = dict(getattr(module, "lora_magnitude_vector", None) or {}).get(key)
+    by_key = dict(getattr(module, "lora_magnitude_vector", None) or {})
+    found = getattr(module, "magnitude", None) if key is None else by_key.get(key)
     return None if found is None else _tensor(found)
 
 

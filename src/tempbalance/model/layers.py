@@ -129,19 +129,13 @@ def find_layers(model: nn.Module) -> list[Layer]:
         found = list(_visit("", model, set()))
         _attach_norms(found)
     layers = [each for each in found if isinstance(each, Layer)]
-    if sharded:
-        _put_back(layers, sharded, stands_for)
-    mark_tied(layers, [frozenset(layer.parameters) for layer in layers])
-    return layers
-
-
-def _put_back(layers: list[Layer], sharded: list[Sharded], stands_for: dict[Parameter, Parameter]) -> None:
-    """Replace stand-ins by the parameters that modules and optimizers hold."""
-    for layer in layers:
+    for layer in layers if sharded else ():  # which hold the stand-ins
         layer.parameters = [stands_for.get(each, each) for each in layer.parameters]
         layer.followers = [stands_for.get(each, each) for each in layer.followers]
         made_of = set(layer.parameters)
         layer.sharded = [each for each in sharded if each.parameter in made_of]
+    mark_tied(layers, [frozenset(layer.parameters) for layer in layers])
+    return layers
 
 
 def is_bias(key: str) -> bool:
@@ -155,11 +149,7 @@ def is_embedding_name(key: str) -> bool:
 
 
 def owners(layers: Iterable[Layer]) -> dict[Parameter, str]:
-    """Map each parameter to the layer at whose learning rate it trains.
-
-    Embeddings own their parameters, so that they can be scored. Parameters that always train at the base rate are not
-    in the result.
-    """
+    """Map each parameter to the layer at whose rate it trains; those that always train at the base rate are missing."""
     found: dict[Parameter, str] = {}
     for layer in layers:
         if not layer.skipped or layer.is_own_embedding:
@@ -220,21 +210,20 @@ def _tensors(module: nn.Module) -> _Tensors:
     """Map the names of a module's own weights and biases to a way to load them and the parameters they are made of."""
     found: _Tensors = {}
     inner: set[str] = set()
-    made_of: tuple[str, ...]
+    suffixes: tuple[str, ...]
     for hook in module._forward_pre_hooks.values():  # older forms, which replace `weight` before each forward pass
         if isinstance(hook, WeightNorm):
-            key, made_of = hook.name, (f"{hook.name}_g", f"{hook.name}_v")
-            load = partial(hook.compute_weight, module)
+            key, suffixes, load = hook.name, ("_g", "_v"), partial(hook.compute_weight, module)
         elif isinstance(hook, SpectralNorm):
-            key, made_of = hook.name, (f"{hook.name}_orig",)
+            key, suffixes = hook.name, ("_orig",)
             load = partial(hook.compute_weight, module, do_power_iteration=False)
         elif isinstance(hook, prune.BasePruningMethod):
-            key, made_of = hook._tensor_name, (f"{hook._tensor_name}_orig",)
-            load = partial(hook.apply_mask, module)
+            key, suffixes, load = hook._tensor_name, ("_orig",), partial(hook.apply_mask, module)
         else:
             continue
-        found[key] = load, [parameter for each in made_of if (parameter := module._parameters.get(each)) is not None]
-        inner.update(made_of)
+        held = {key + suffix: module._parameters.get(key + suffix) for suffix in suffixes}
+        found[key] = load, [parameter for parameter in held.values() if parameter is not None]
+        inner.update(held)
     if parametrize.is_parametrized(module):
         for key, parametrization in module.parametrizations.items():  # type: ignore[union-attr, operator]
             found[key] = partial(_without_side_effects, parametrization), list(parametrization.parameters())
@@ -246,16 +235,16 @@ def _tensors(module: nn.Module) -> _Tensors:
 
 def _without_side_effects(parametrization: nn.Module) -> Tensor:
     """Apply a parametrization in evaluation mode: in training mode spectral_norm updates its estimate."""
-    were_training = [(module, module.training) for module in parametrization.modules()]
+    were_training = [module for module in parametrization.modules() if module.training]
+    device = next(parametrization.parameters()).device.type
     try:
-        parametrization.train(False)
-        device = next(parametrization.parameters()).device.type
+        parametrization.eval()
         with torch.autocast("cpu" if device == "meta" else device, enabled=False):
             weight: Tensor = parametrization()
         return weight
     finally:
-        for module, was_training in were_training:
-            module.training = was_training
+        for module in were_training:
+            module.training = True
 
 
 def _shape(load: Callable[[], Tensor], made_of: list[Parameter]) -> tuple[int, ...]:
@@ -296,9 +285,7 @@ def _layer(
 
 def _adapted(name: str, module: nn.Module) -> Layer | None:
     """Return the one layer of an adapted module; the adapters' parameters are among those of the weight."""
-    base = base_of(module)
-    assert base is not None
-    base = unwrap(base)
+    base = unwrap(base_of(module) or module)
     load, made_of = _tensors(base).get("weight", (None, []))
     features = [getattr(base, side, None) for side in ("out_features", "in_features")]
     shape = tuple(side for side in features if isinstance(side, int))  # of a packed weight
@@ -327,12 +314,8 @@ def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:
     """Whether a module is a normalisation: torch's, or one with Norm in its class name and only vectors."""
     if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
         return True
-    vectors = [each for _, made_of in tensors.values() for each in made_of]
-    return (
-        "norm" in type(module).__name__.lower()
-        and bool(vectors)
-        and all(is_lazy(each) or each.dim() <= 1 for each in vectors)
-    )
+    vectors = [is_lazy(each) or each.dim() <= 1 for _, made_of in tensors.values() for each in made_of]
+    return "norm" in type(module).__name__.lower() and bool(vectors) and all(vectors)
 
 
 def _followed(key: str, module: nn.Module, weights: list[str], before: str | None) -> str | None:
@@ -351,8 +334,8 @@ def _stem(key: str) -> str:
 def _attach_norms(found: list[Layer | _Norm]) -> None:
     """Attach each normalisation to the layer that feeds it: the latest one before it with as many outputs.
 
-    A module may register several normalisations together behind its layers, as nn.TransformerEncoderLayer does. Then
-    the last one follows the latest such layer, the one before it the next earlier layer without one, and so on.
+    Of several registered together behind their layers, as in nn.TransformerEncoderLayer, the last one follows the
+    latest such layer, the one before it the next earlier layer without one, and so on.
     """
     layers: list[Layer] = []
     num_fed = 0  # layers before this one have their normalisations
@@ -376,19 +359,14 @@ def _latest(layers: list[Layer], norm: _Norm, among: range) -> int | None:
 
 
 def mark_tied(layers: Sequence[Layer], keys: Sequence[Hashable]) -> None:
-    """Mark all but one of the layers of a tied weight as skipped.
+    """Mark all but the first of the layers of a tied weight as skipped, or all but the head that ties an embedding.
 
-    The first layer stays, or the head where the weight is tied to an embedding.
-
-    Args:
-        layers: The layers of one model.
-        keys: One for each layer, equal for layers of the same weight; ``None`` equals nothing.
+    Layers of the same weight have equal keys; ``None`` equals nothing.
     """
     first: dict[Hashable, Layer] = {}
     for layer, key in sorted(zip(layers, keys, strict=True), key=lambda pair: pair[0].is_embedding):
         if key is None or key not in first:
             first[key] = layer
-        elif layer.is_embedding:
-            layer.skipped = f"{_EMBEDDED}, tied to {first[key].name!r}"
         else:
-            layer.skipped = f"tied to {first[key].name!r}"
+            tied = f"tied to {first[key].name!r}"
+            layer.skipped = f"{_EMBEDDED}, {tied}" if layer.is_embedding else tied

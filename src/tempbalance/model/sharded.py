@@ -29,12 +29,7 @@ _WRAPPERS = (
 
 
 def unwrap(module: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
-    """Return the bare module inside any number of wrappers.
-
-    Args:
-        module: A module, wrapped or not.
-        keep: Names of wrappers to stop at.
-    """
+    """Return the bare module inside any number of wrappers, or the first wrapper whose name is in ``keep``."""
     for path, name, attribute in _WRAPPERS:
         wrapper = getattr(sys.modules.get(path), name, None)
         if wrapper is not None and isinstance(module, wrapper) and name not in keep:
@@ -68,12 +63,8 @@ class Sharded:
 
 
 def find_sharded(model: nn.Module) -> list[Sharded]:
-    """Return the sharded parameters of a model, after resharding those that FSDP2 left whole in the last forward pass.
-
-    Raises:
-        ValueError: If one flat parameter holds several layers, so that they cannot be separated.
-    """
-    if not _may_be_sharded():
+    """Return the sharded parameters of a model, after resharding those that FSDP2 left whole in the forward pass."""
+    if "torch.distributed.tensor" not in sys.modules and "torch.distributed.fsdp" not in sys.modules:
         return []
     flat = _flattened(model)
     found: dict[Parameter, Sharded] = {}
@@ -81,31 +72,21 @@ def find_sharded(model: nn.Module) -> list[Sharded]:
         if _is_instance(module, "torch.distributed.fsdp", "FSDPModule"):
             module.reshard()  # type: ignore[operator]
         for key, parameter in module._parameters.items():
-            if parameter is None:
+            if parameter is None or not (parameter in flat or is_dtensor(parameter)):
                 continue
             if parameter not in found:
-                if parameter in flat:
-                    found[parameter] = flat[parameter]
-                elif is_dtensor(parameter):
-                    found[parameter] = Sharded(parameter, parameter.shape, partial(_full_tensor, parameter))
-                else:
-                    continue
+                whole = Sharded(parameter, parameter.shape, partial(_full_tensor, parameter))
+                found[parameter] = flat.get(parameter, whole)
             found[parameter].places.append((module, key))
-    _check_none_lost(model, flat)
+    lost = [each for each in model.parameters() if getattr(each, "_fsdp_flattened", False) and each not in flat]
+    if lost and all(each.dim() <= 1 for each in lost):  # their module does not know the shapes of its pieces
+        raise ValueError("the model is what FullyShardedDataParallel wraps: pass the FullyShardedDataParallel itself")
     return list(found.values())
 
 
 @contextmanager
 def replaced(sharded: Sequence[Sharded], make: Callable[[Sharded], Tensor]) -> Iterator[dict[Parameter, Parameter]]:
-    """Replace sharded parameters in their modules for a while.
-
-    Args:
-        sharded: The parameters.
-        make: Returns the tensor to put in place of a parameter.
-
-    Yields:
-        The sharded parameter that each new parameter stands for.
-    """
+    """Replace sharded parameters in their modules for a while, and yield the one that each new parameter stands for."""
     stands_for: dict[Parameter, Parameter] = {}
     try:
         for each in sharded:
@@ -128,10 +109,6 @@ def _put(sharded: Sharded, parameter: Parameter) -> None:
         module._parameters[key] = parameter
 
 
-def _may_be_sharded() -> bool:
-    return "torch.distributed.tensor" in sys.modules or "torch.distributed.fsdp" in sys.modules
-
-
 def _is_instance(value: object, path: str, name: str) -> bool:
     kind = getattr(sys.modules.get(path), name, None)
     return kind is not None and isinstance(value, kind)
@@ -139,8 +116,7 @@ def _is_instance(value: object, path: str, name: str) -> bool:
 
 def _full_tensor(parameter: Any) -> Tensor:
     """Return the whole of a DTensor; an offloaded one is first moved to the device of its process group."""
-    device = parameter.device_mesh.device_type
-    whole: Tensor = parameter.detach().to(device).full_tensor()
+    whole: Tensor = parameter.detach().to(parameter.device_mesh.device_type).full_tensor()
     return whole
 
 
@@ -148,9 +124,8 @@ def _flattened(model: nn.Module) -> dict[Parameter, Sharded]:
     """Return the parameters that FSDP1 has flattened into one and sharded."""
     found: dict[Parameter, Sharded] = {}
     for module in model.modules():
-        if not _is_instance(module, "torch.distributed.fsdp", "FullyShardedDataParallel"):
-            continue
-        handle: Any = module._handle
+        is_wrapper = _is_instance(module, "torch.distributed.fsdp", "FullyShardedDataParallel")
+        handle: Any = module._handle if is_wrapper else None
         if handle is None:
             continue
         if handle.flat_param._params is None:
@@ -161,9 +136,8 @@ def _flattened(model: nn.Module) -> dict[Parameter, Sharded]:
         if any(handle.flat_param._param_extensions):
             raise ValueError("FullyShardedDataParallel around tensor parallel layers is not supported: use fully_shard")
         if handle.uses_sharded_strategy:
-            for index, (parameter, shape) in enumerate(
-                zip(handle.flat_param._params, handle.flat_param._shapes, strict=True)
-            ):
+            pieces = zip(handle.flat_param._params, handle.flat_param._shapes, strict=True)
+            for index, (parameter, shape) in enumerate(pieces):
                 found[parameter] = Sharded(parameter, shape, partial(_gather_piece, handle, index))
     return found
 
@@ -178,10 +152,3 @@ def _gather_piece(handle: Any, index: int) -> Tensor:
         whole[start : start + piece.numel_in_shard] = flat._params[index].detach()
     torch.distributed.all_reduce(whole, group=handle.process_group)
     return whole.as_strided(shape, stride)
-
-
-def _check_none_lost(model: nn.Module, flat: dict[Parameter, Sharded]) -> None:
-    """Refuse the module inside an FSDP1 wrapper, which does not know the shapes of its pieces."""
-    lost = [each for each in model.parameters() if getattr(each, "_fsdp_flattened", False) and each not in flat]
-    if lost and all(each.dim() <= 1 for each in lost):
-        raise ValueError("the model is what FullyShardedDataParallel wraps: pass the FullyShardedDataParallel itself")

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tempbalance.optim.param_groups import LABEL, copy_value
+from tempbalance.ranking.compare import Scales
 
 Rate = float | Tensor
 Group = dict[str, Any]
-Scales = Mapping[str, Mapping[str, float]]  # by target, then by layer
 
 _NOTE = "balanced_"  # with the target's name: the key of the note
 _NONE: Mapping[str, float] = {}
@@ -27,12 +27,7 @@ _SAME = 1e-6  # factors that differ by less are one factor, in float32 too
 
 
 class BaseValues:
-    """The base values of an optimizer's param groups, by target.
-
-    Args:
-        optimizer: Its groups get Tensors of their own where they share one.
-        targets: The values that are balanced; the learning rate is always among the base values.
-    """
+    """The base values of an optimizer's param groups, by target; the learning rate is always among them."""
 
     def __init__(self, optimizer: Optimizer, targets: Sequence[str]) -> None:
         self.optimizer = optimizer
@@ -63,11 +58,7 @@ class BaseValues:
         that was set is the new base value. Loading the optimizer's state brings its own base values.
 
         Returns:
-            The numbers of the groups that something else has set, and whether it multiplied them by one factor, by
-            target; targets without any are missing.
-
-        Raises:
-            RuntimeError: If values were set that are no new base values, because they were made of scaled ones.
+            By target, the numbers of the groups that were set, and whether by one factor.
         """
         self._add_groups()
         found, new = {}, []
@@ -95,11 +86,7 @@ class BaseValues:
             self.values[target] = present
 
     def write(self, scales: Scales) -> list[Rate]:
-        """Write the base values times the scales of the groups' layers, and note both in the groups.
-
-        Returns:
-            The learning rates that were written; Tensors copied.
-        """
+        """Write the base values times the scales of the groups' layers, note both, and return the learning rates."""
         self._add_groups()
         groups = self.optimizer.param_groups
         self._groups = list(groups)
@@ -107,7 +94,9 @@ class BaseValues:
             key = _NOTE + target
             written: list[Rate] = []
             for group, base, scale in zip(groups, bases, self._by_group(target, scales), strict=True):
-                value = _multiply(base, scale, group[target]) if isinstance(base, Tensor) else base * scale
+                held = group[target]
+                in_place = type(base) is not float and isinstance(held, Tensor) and held is not base
+                value = torch.mul(base, scale, out=held) if in_place else base * scale
                 group[target] = value
                 group[key] = (base, scale)
                 written.append(value)
@@ -178,19 +167,14 @@ def _versions(values: Sequence[Rate]) -> list[int]:
 
 
 def _own(value: Any, base: Rate) -> Rate:
-    """A value as a base value that nothing else holds: a float, or a Tensor of its own."""
+    """Return a base value that nothing else holds: a float, or a Tensor of its own."""
     if not isinstance(value, Tensor):
         return float(value)
     return base.copy_(value) if isinstance(base, Tensor) and base is not value else value.clone()
 
 
-def _multiply(base: Tensor, scale: float, held: Any) -> Tensor:
-    """A Tensor's base value times its scale, in the Tensor that the group holds."""
-    return torch.mul(base, scale, out=held) if isinstance(held, Tensor) and held is not base else base * scale
-
-
 def _like(value: Rate, base: Rate) -> Rate:
-    """A base value as a Tensor where the group holds one, else as a number."""
+    """Return a base value as a Tensor where the group holds one, else as a number."""
     return torch.full_like(value, float(base)) if isinstance(value, Tensor) else float(base)
 
 
@@ -229,12 +213,7 @@ def put_back(optimizer: Optimizer) -> None:
 
 
 def _new_bases(groups: Sequence[Group], target: str) -> tuple[list[Rate], bool]:
-    """Return the base values of groups whose values something else has set, and whether it applied one factor to all.
-
-    Raises:
-        RuntimeError: If groups of one base value got different values, and not by one factor: they were made of scaled
-            values, and as base values their scales would compound.
-    """
+    """Return the base values of groups whose values something else has set, and whether by one factor for all."""
     notes = [group[_NOTE + target] for group in groups]
     bases, values = [float(base) for base, _ in notes], [float(group[target]) for group in groups]
     is_decay = False
@@ -250,7 +229,7 @@ def _new_bases(groups: Sequence[Group], target: str) -> tuple[list[Rate], bool]:
 
 
 def _check_unscaled(values: Sequence[float], bases: Sequence[float], target: str) -> None:
-    """Refuse values that differ between groups of one base value."""
+    """Refuse values that differ between groups of one base value: made of scaled values, scales would compound."""
     found: dict[float, float] = {}
     for value, base in zip(values, bases, strict=True):
         if not math.isclose(found.setdefault(base, value), value, rel_tol=_SAME):

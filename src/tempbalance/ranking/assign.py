@@ -22,17 +22,7 @@ _LARGEST = 300.0  # exponent of ten, far from where floats end
 def check_assignment(
     assignment: str | Callable[..., object], scale_range: ScaleRange, *, name: str = "scale_range", turned: bool = False
 ) -> None:
-    """Refuse options that no assignment takes.
-
-    Args:
-        assignment: From scores to scales.
-        scale_range: The scales of the smallest and of the largest score.
-        name: What the range is called.
-        turned: Whether the first may be the larger one.
-
-    Raises:
-        ValueError: If the name is unknown or the range is not 0 < low <= high.
-    """
+    """Refuse an unknown assignment, and a range that is not 0 < low <= high; ``turned`` lets the low end be larger."""
     if not callable(assignment) and assignment not in get_args(AssignmentName):
         names = ", ".join(get_args(AssignmentName))
         raise ValueError(f"assignment must be one of {names} or a callable, got {assignment!r}")

@@ -70,13 +70,7 @@ def check_group_by(group_by: object, names: Sequence[str] | None = None) -> None
 
 @dataclass(frozen=True)
 class Scaling:
-    """From rows with scores to rows with scales.
-
-    Attributes:
-        assignment: From scores to scales.
-        targets: The values of a param group that are balanced, with the scales of the smallest and the largest score.
-        comparison: How layers are compared.
-    """
+    """From rows with scores to rows with scales, of each target between those of the smallest and the largest score."""
 
     assignment: AssignmentName | AssignmentFunction
     targets: Mapping[str, ScaleRange]
@@ -121,10 +115,10 @@ class Scaling:
 
     def _unit_scores(self, rows: Sequence[LayerRow], units: Mapping[str, str]) -> dict[str, float]:
         """Return the mean score of each unit, shrunk toward the mean of all if asked."""
-        members: dict[str, list[LayerRow]] = {}
+        members: dict[str, list[LayerRow]] = {unit: [] for unit in units.values()}
         for row in rows:
             if row.name in units:
-                members.setdefault(units[row.name], []).append(row)
+                members[units[row.name]].append(row)
         scores = {unit: _mean([row.score for row in each if row.score is not None]) for unit, each in members.items()}
         if not self.comparison.shrink:
             return scores
@@ -219,13 +213,7 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Blending:
-    """A change from earlier scales to new ones in equal parts.
-
-    Attributes:
-        since: The call of ``step`` that takes the first part.
-        start: The scales before it; 1 where there is none.
-        aim: The scales at the end.
-    """
+    """A change in equal parts, from the call of ``step`` that takes the first, from earlier scales to new ones."""
 
     since: int = 0
     start: Scales = field(default_factory=dict)

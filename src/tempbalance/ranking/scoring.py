@@ -96,14 +96,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which layers of a model to score, and the jobs that this takes.
-
-    Attributes:
-        layers: All layers.
-        reasons: Why each layer is skipped, by its name; empty if it is to be scored.
-        jobs: The parts of the layers to score, by the layer's name.
-        roots: The root that each layer is in, by its name; empty without roots or outside them.
-    """
+    """All layers of a model; by name, why each is skipped, the jobs of the others, and the root that each is in."""
 
     layers: Sequence[Layer]
     reasons: dict[str, str]
@@ -121,17 +114,11 @@ class Plan:
 def score_layers(
     layers: Sequence[Layer], scoring: Scoring, *, device: str | torch.device | None = None
 ) -> list[LayerRow]:
-    """Return a row for each layer: its score, or why it is skipped.
-
-    Args:
-        layers: The layers of a model.
-        scoring: How to score them.
-        device: Where to solve; by default where each weight is.
+    """Return a row for each layer: its score, or why it is skipped. Solve on the device, or where each weight is.
 
     Raises:
         ValueError: If a pattern of ``fused`` or a root matches no layer.
-        TempBalanceError: If a weight has no spectrum (NaN, meta, complex, ...) or a score is not finite; it names the
-            layer.
+        TempBalanceError: If a weight has no spectrum (NaN, meta, complex, ...) or a score is not finite.
     """
     plan = plan_layers(layers, scoring)
     solve([job for each in plan.jobs.values() for job in each], scoring, device=device)
@@ -139,12 +126,7 @@ def score_layers(
 
 
 def plan_layers(layers: Sequence[Layer], scoring: Scoring) -> Plan:
-    """Decide which layers are scored, and cut them into parts.
-
-    Raises:
-        ValueError: If a pattern of ``fused`` or a root matches no layer.
-        TempBalanceError: If a weight is lazy or cannot be cut; it names the layer.
-    """
+    """Decide which layers are scored, and cut them into parts."""
     names = [layer.name for layer in layers]
     for pattern in scoring.fused:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -172,13 +154,13 @@ def _reason(layer: Layer, scoring: Scoring, root: str, first: Layer | None, last
         return f"name matches exclude pattern {pattern!r}"
     if scoring.roots and not root:
         return "outside roots"
-    is_embedding = scoring.score_embeddings and layer.is_own_embedding
-    if layer.skipped and not is_embedding:
-        return layer.skipped
-    if layer is first and not scoring.score_first and not is_embedding:
-        return "first layer"
-    if layer is last and not scoring.score_last and not is_embedding:
-        return "last layer"
+    if not (scoring.score_embeddings and layer.is_own_embedding):
+        if layer.skipped:
+            return layer.skipped
+        if layer is first and not scoring.score_first:
+            return "first layer"
+        if layer is last and not scoring.score_last:
+            return "last layer"
     return "frozen" if layer.is_frozen else ""
 
 
@@ -186,9 +168,6 @@ def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
     """Return a job for each part of a layer, from its shape alone.
 
     A part is skipped if the shorter side of its matrices is below ``min_eigenvalues``, however many are pooled.
-
-    Raises:
-        TempBalanceError: If the weight is lazy or cannot be cut; it names the layer.
     """
     sizes = next((each for pattern, each in scoring.fused.items() if fnmatchcase(layer.name, pattern)), None)
     cut = layer.cut if sizes is None else partial(cut_fused, sizes=sizes, dim=layer.out_dim)
@@ -392,18 +371,15 @@ def make_row(layer: Layer, jobs: list[Job], reason: str, *, root: str = "") -> L
         num_tail=sum(fit.num_tail for fit in fits) if fits else None,
         score=fmean(scores) if scores else None,
         reason=reason if reason or scores else jobs[0].reason if jobs else "it has no matrices",
-        parts=tuple(map(_part_row, jobs)) if len(jobs) > 1 else (),
+        parts=tuple(_part_row(job) for job in jobs) if len(jobs) > 1 else (),
         root=root,
     )
 
 
 def _part_row(job: Job) -> PartRow:
-    fit = job.fit
-    if fit is None:
-        return PartRow(job.name, job.num_eigenvalues, score=job.score, reason=job.reason)
-    return PartRow(
-        job.name, job.num_eigenvalues, fit.alpha, fit.alpha_stderr, fit.xmin, fit.ks, fit.num_tail, job.score
-    )
+    names = ("alpha", "alpha_stderr", "xmin", "ks", "num_tail")
+    fitted = {} if job.fit is None else {name: getattr(job.fit, name) for name in names}
+    return PartRow(job.name, job.num_eigenvalues, **fitted, score=job.score, reason=job.reason)
 
 
 @contextmanager
@@ -440,9 +416,8 @@ def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -
 
 def _explained_by_shape(layers: Sequence[Layer], rows: Mapping[str, LayerRow], scoring: Scoring) -> float:
     """Return R^2 of alpha against the alpha of random matrices of the same shape; 0 where it says nothing."""
-    if scoring.comparison.reference is not None or scoring.score != "alpha" or len(layers) < _MIN_LAYERS:
-        return 0.0
-    if scoring.tail != "median":  # a search takes up to a second for each shape
+    is_plain = scoring.comparison.reference is None and scoring.score == "alpha"
+    if not is_plain or scoring.tail != "median" or len(layers) < _MIN_LAYERS:  # a search takes a second for each shape
         return 0.0
     alphas, expected = [], []
     for layer in layers:

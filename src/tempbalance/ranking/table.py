@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, overload
 
@@ -152,9 +152,6 @@ class LayerTable(Sequence[LayerRow]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[LayerRow]:
-        return iter(self.rows)
-
     def __contains__(self, key: object) -> bool:
         return any(key == (row.name if isinstance(key, str) else row) for row in self.rows)
 
@@ -175,15 +172,16 @@ class LayerTable(Sequence[LayerRow]):
         """
         if isinstance(key, slice):
             return LayerTable(self.rows[key])
-        if isinstance(key, str):
-            for row in self.rows:
-                if row.name == key:
-                    return row
-            raise KeyError(f"no layer {key!r}")
-        return self.rows[key]
+        if not isinstance(key, str):
+            return self.rows[key]
+        for row in self.rows:
+            if row.name == key:
+                return row
+        raise KeyError(f"no layer {key!r}")
 
     def __str__(self) -> str:
-        names = [name for name in _COLUMNS if name in _ALWAYS or any(_differs(row, name) for row in self.rows)]
+        shows = any(row.compared not in (None, row.score) for row in self.rows)
+        names = ["alpha", "score", *(["compared"] if shows else []), "scale"]
         targets = sorted({target for row in self.rows for target in row.scales})
         lines = [("layer", "shape", *names, *targets, "")]
         for row in self.rows:
@@ -194,15 +192,6 @@ class LayerTable(Sequence[LayerRow]):
         return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
     __repr__ = __str__
-
-
-_COLUMNS = ("alpha", "score", "compared", "scale")
-_ALWAYS = ("alpha", "score", "scale")
-
-
-def _differs(row: LayerRow, name: str) -> bool:
-    """Whether a column differs from the score."""
-    return getattr(row, name) not in (None, row.score)
 
 
 def _number(value: float | None) -> str:
