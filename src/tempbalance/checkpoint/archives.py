@@ -39,6 +39,7 @@ _LOCAL_HEADER_BYTES = 30
 _IS_UTF8 = 0x800
 _STEP_BYTES = 1 << 20
 _MOST_NPY_HEADER = 10_000
+_MOST_ARRAYS = 10_000
 _BROKEN = (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OverflowError, struct.error, OSError)
 _EXPORTED = "data/weights/model_weights_config.json"
 _SCALAR_TYPES = {  # the numbers that torch.export gives to dtypes
@@ -59,6 +60,8 @@ def read_archive(opener: Opener) -> list[Weights]:
     if archive.has(_EXPORTED):
         return find_weights(dict(_exported(archive)), Described, stored)
     if archive.members and all(name.endswith(".npy") for name in archive.members):
+        if len(archive.members) > _MOST_ARRAYS:
+            raise CheckpointError(f"the archive has {len(archive.members):,} arrays, more than {_MOST_ARRAYS:,}")
         arrays = {name.removesuffix(".npy"): _npy(archive.record(name)) for name in archive.members}
         return find_weights(arrays, Described, stored)
     raise CheckpointError(f"it is a zip archive of none of the kinds that are read: {READABLE}")
@@ -219,10 +222,14 @@ def _exported(archive: Archive) -> Iterator[tuple[str, Described]]:
             }} if kind in _SCALAR_TYPES:  # fmt: skip
                 record = archive.record(f"data/weights/{file}")
                 storage = Storage(file, _SCALAR_TYPES[kind], record.num_bytes, record)
-                shape, stride = ([each.get("as_int") for each in sides] for sides in (sizes, strides))
+                shape, stride = ([_side(each) for each in sides] for sides in (sizes, strides))
                 yield name, view_of(storage, offset, shape, stride, storage.dtype)
             case _:
                 raise CheckpointError(f"{_EXPORTED} describes {shown(name)} in a way that is not read")
+
+
+def _side(described: object) -> object:
+    return described.get("as_int") if isinstance(described, dict) else None
 
 
 def _npy(record: Record) -> Described:

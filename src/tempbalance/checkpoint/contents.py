@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 from tempbalance.checkpoint.described import Described, Inert, numpy_array
@@ -22,9 +23,9 @@ _SLOTS = frozenset({
     "mu_product",
 })  # fmt: skip
 _PACKED = "._packed_params._packed_params"  # a quantised linear layer of torch
+_PLAIN = (int, float, complex, str, bytes, bytearray, set, frozenset, NoneType)
 
 Path = tuple[str, ...]
-Convert = Callable[[object], object | None]
 
 
 def find_weights(top: object, kind: type, make: Callable[[str, Any], StoredTensor]) -> list[Weights]:
@@ -77,17 +78,24 @@ def entries(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         pairs += value.items()
     elif isinstance(value, list | tuple):
-        pairs += enumerate(value)
+        pairs += _numbered(value)
     elif isinstance(value, Inert):
         pairs += [pair for held in value.args for pair in _pairs_of_argument(held)]
         pairs += value.pairs or []
-        pairs += enumerate(value.elements or [])
+        pairs += _numbered(value.elements or [])
         if not pairs:  # attributes of a mapping, such as the versions in a state dict, hold no weights
             parts = value.state if isinstance(value.state, tuple) else (value.state,)
             pairs += [pair for part in parts if isinstance(part, dict) for pair in part.items()]
     for key, each in pairs:
         if isinstance(key, str) or (type(key) is int and key.bit_length() < 64):
             yield str(key), each
+
+
+def _numbered(values: Sequence[object]) -> Iterator[tuple[int, object]]:
+    """Iterate over what may hold tensors in a list, which may have a million numbers."""
+    for index, each in enumerate(values):
+        if not isinstance(each, _PLAIN) and not (isinstance(each, Mapping | list | tuple) and len(each) == 0):
+            yield index, each
 
 
 def _pairs_of_argument(held: object) -> list[tuple[object, object]]:

@@ -22,8 +22,8 @@ from tempbalance.checkpoint.files import MOST_PICKLE_BYTES, Bounded, Opener, Rec
 from tempbalance.checkpoint.tensors import Weights
 from tempbalance.errors import CheckpointError
 
-# a tensor takes 30 of them: enough for 66,000 tensors, and passed over in a few seconds
-_MOST_INSTRUCTIONS = 2_000_000
+# a tensor takes 30 of them: enough for 33,000 tensors, and read in a few seconds
+_MOST_INSTRUCTIONS = 1_000_000
 _FEW_INSTRUCTIONS = 1000  # of the pickles around the one that describes tensors
 _MOST_NAMES = 10_000
 _MOST_EMBEDDED = 10_000

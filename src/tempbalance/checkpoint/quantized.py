@@ -112,15 +112,15 @@ def _four_bit(name: str, by_name: Named) -> tuple[StoredTensor, list[str]] | Non
         return None
     parts = [*states, *(f"{name}.{part}" for part in ("absmax", "quant_map", "nested_absmax", "nested_quant_map"))]
     held, described = by_name[name], by_name[states[0]]
-    if described.num_bytes > _MOST_STATE_BYTES or described.dtype != torch.uint8:
+    if described.problem or described.num_bytes > _MOST_STATE_BYTES or described.dtype != torch.uint8:
         raise CheckpointError(f"{shown(described.name)} is not a description of {shown(name)}")
-    state = parse_json(described.load().numpy().tobytes(), shown(described.name))
+    state = parse_json(described.load().cpu().numpy().tobytes(), shown(described.name))
     match state:
         case {"shape": [int() as rows, int() as columns], "blocksize": int() as size} if (
             size > 0 < rows and columns > 0
         ):
             count, code = rows * columns, by_name.get(f"{name}.quant_map")
-            absmax = _absmax(name, by_name, state, math.ceil(count / size))
+            absmax = _absmax(name, by_name, state, -(-count // size))
             if code is not None and code.shape == (16,) and absmax is not None and 2 * math.prod(held.shape) == count:
                 load = partial(_load_four_bit, held, code, absmax, size, (rows, columns))
                 return _weight(name, (rows, columns), load), parts
@@ -138,7 +138,7 @@ def _absmax(name: str, by_name: Named, state: Mapping[str, Any], count: int) -> 
     offset = state.get("nested_offset")
     if not isinstance(size, int) or size < 1 or not isinstance(offset, float) or absmax.dtype != torch.uint8:
         return None
-    if code is None or code.shape != (256,) or nested.shape != (math.ceil(count / size),):
+    if code is None or code.shape != (256,) or nested.shape != (-(-count // size),):
         return None
     return lambda: _blocks(code.load().float()[absmax.load().long()], nested.load().float(), size) + offset
 
@@ -163,7 +163,12 @@ def _packed(owner: str, by_name: Named, config: Mapping[str, Any]) -> tuple[Stor
     zeros, scales = by_name.get(f"{owner}.qzeros"), by_name.get(f"{owner}.scales")
     name, parts = f"{owner}.weight", [f"{owner}.{part}" for part in ("qzeros", "scales", "g_idx")]
     method, bits = config.get("quant_method"), config.get("bits")
-    if method not in ("gptq", "awq") or bits not in (2, 4, 8) or (method == "awq" and bits != 4):
+    if (
+        method not in ("gptq", "awq")
+        or type(bits) is not int
+        or bits not in (2, 4, 8)
+        or (method == "awq" and bits != 4)
+    ):
         said = "packed, and no quantization_config beside it says how" if method is None else "packed in a way not read"
         return _unknown(name, weight.shape, f"{said} (quant_method {shown(method)}, bits {shown(bits)})"), parts
     each, is_gptq = 32 // bits, method == "gptq"
@@ -215,12 +220,12 @@ def _scaled(name: str, by_name: Named, config: Mapping[str, Any]) -> tuple[Store
     elif scale.shape in ((rows,), (rows, 1)):
         sides = (1, columns)
     elif isinstance(block, list) and len(block) == 2 and all(isinstance(side, int) and side > 0 for side in block):
-        sides = (block[0], block[1])
+        sides = (min(block[0], max(rows, 1)), min(block[1], max(columns, 1)))
     elif len(scale.shape) == 2 and 0 not in scale.shape and not (rows % scale.shape[0] or columns % scale.shape[1]):
         sides = (rows // scale.shape[0], columns // scale.shape[1])
     else:
         return _unknown(name, held.shape, f"{_short(held.dtype)} with scales that do not fit it"), parts
-    grid = (math.ceil(rows / sides[0]), math.ceil(columns / sides[1]))
+    grid = (-(-rows // max(sides[0], 1)), -(-columns // max(sides[1], 1)))
     if math.prod(scale.shape) != math.prod(grid) or (zero is not None and zero.shape != scale.shape):
         return _unknown(name, held.shape, f"{_short(held.dtype)} with scales that do not fit it"), parts
 

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from typing import Any
 
 import numpy as np
@@ -122,14 +127,27 @@ class Lapack:
     """
 
     def __init__(self) -> None:
-        from scipy.linalg import cython_blas, cython_lapack  # type: ignore[import-untyped]
         from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
+        cython_blas, cython_lapack = _load_extension("cython_blas"), _load_extension("cython_lapack")
         letters = {torch.float32: "s", torch.float64: "d"}
         self.syrk = {dtype: _function(cython_blas, f"{letter}syrk", 10) for dtype, letter in letters.items()}
         self.sytrd = {dtype: _function(cython_lapack, f"{letter}sytrd", 10) for dtype, letter in letters.items()}
         self.sterf = _function(cython_lapack, "dsterf", 4)
         self.pools = ThreadpoolController().select(user_api="blas")
+
+
+def _load_extension(name: str) -> Any:
+    """Load a module of scipy.linalg without the rest of the package, which takes a tenth of the time of torch."""
+    import scipy  # type: ignore[import-untyped]
+
+    full = f"scipy.linalg.{name}"
+    spec = PathFinder.find_spec(full, [os.path.join(folder, "linalg") for folder in scipy.__path__])
+    if full in sys.modules or spec is None or spec.loader is None:
+        return import_module(full)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _function(module: Any, name: str, num_arguments: int) -> Any:
