@@ -142,10 +142,11 @@ def advise(rows: Sequence[DiagnosisRow]) -> str:
     if len(names["random-like"]) == len(judged):
         return "Check that this is the trained model: every layer looks like a random matrix, as initialised."
     random, under, strong = (_listed(names[each]) for each in ("random-like", "under-trained", "strongly correlated"))
+    look = "looks" if len(names["random-like"]) == 1 else "look"
     if random and under:
-        return f"Train {under} longer or at a larger learning rate, and check that {random} is trained and used at all."
+        return f"Train {under} longer or at a larger learning rate; check all layers are used: {random} {look} random."
     if random:
-        return f"Check that every layer is trained and used: as random as at the start is {random}."
+        return f"Check that every layer is trained and used: {random} {look} random."
     if under:
         return f"Train {under} longer or at a larger learning rate: the other layers have learned more."
     if strong:
