@@ -184,7 +184,7 @@ def test_two_layers_are_not_compared_with_each_other():
         (["random-like"] * 2, ["every layer"]),
         (["random-like", "typical"], ["Check", "layer0"]),
         (["under-trained", "typical"], ["Train", "layer0", "learning rate"]),
-        (["random-like", "under-trained"], ["Check", "layer0", "layer1"]),
+        (["random-like", "under-trained"], ["Train layer1", "check", "layer0 looks random"]),
         (["strongly correlated", "typical"], ["overfits", "layer0"]),
         (["typical"] * 2, ["Nothing to do"]),
         (["cannot tell"], ["No layer can be judged"]),

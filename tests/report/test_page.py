@@ -79,7 +79,7 @@ def test_a_diagnosis_has_its_summary_its_table_and_its_charts():
     assert list(page.specs) == ["alpha_over_random", "alpha", "spectrum"]
     assert "1,234,567" in page.words
     first = page.cells.index("conv1")
-    assert page.cells[first - 1 : first + 6] == ["1", "conv1", "64 x 64", "3.500", "0.10", "1.75", "▲ under-trained"]
+    assert page.cells[first - 1 : first + 6] == ["1", "conv1", "▲ under-trained", "3.500", "0.10", "1.75", "64 x 64"]
     assert "conv1, by its rule." in page.text
     assert any("too few eigenvalues: 10 of 50" in cell for cell in page.cells)  # the reason of the row
 

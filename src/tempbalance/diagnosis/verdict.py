@@ -80,7 +80,9 @@ def _judge_alone(row: DiagnosisRow) -> DiagnosisRow:
     is_by_entries = bool(row.num_beyond) and (row.num_beyond_shuffled or 0) >= (row.num_beyond or 0)
     upper = f"The larger half of its spectrum has {row.upper_over_random:.2f} of a random matrix's alpha"
     if is_random and (row.excess <= _MAX_EXCESS or is_by_entries):
-        beyond = f"{row.excess:.1%} of its squared norm lies beyond the random edge (up to {_MAX_EXCESS:.0%} is)"
+        beyond = (
+            f"{row.excess:.1%} of its squared norm lies beyond the random edge (random is {_MAX_EXCESS:.0%} or less)"
+        )
         if is_by_entries:
             beyond = "as many eigenvalues lie beyond the random edge once its entries are shuffled"
         return replace(row, verdict="random-like", evidence=f"{upper} (random is {lowest:.2f} or more), and {beyond}.")
@@ -140,10 +142,11 @@ def advise(rows: Sequence[DiagnosisRow]) -> str:
     if len(names["random-like"]) == len(judged):
         return "Check that this is the trained model: every layer looks like a random matrix, as initialised."
     random, under, strong = (_listed(names[each]) for each in ("random-like", "under-trained", "strongly correlated"))
+    look = "looks" if len(names["random-like"]) == 1 else "look"
     if random and under:
-        return f"Check that {random} are trained and used at all; train {under} longer or at a larger learning rate."
+        return f"Train {under} longer or at a larger learning rate; check all layers are used: {random} {look} random."
     if random:
-        return f"Check that every layer is trained and used: {random} could be random matrices."
+        return f"Check that every layer is trained and used: {random} {look} random."
     if under:
         return f"Train {under} longer or at a larger learning rate: the other layers have learned more."
     if strong:

@@ -105,11 +105,10 @@ def _marks(base: alt.Chart, points: list[dict[str, Any]], name: str) -> alt.Char
     verdicts = [each for each in VERDICT_LOOKS if each in present] + sorted(present - set(VERDICT_LOOKS))
     colours, signs = zip(*map(look_of, verdicts), strict=True)
     shapes = [_SHAPES[sign] for sign in signs]
-    legend = alt.Legend(columns=5)
     marks: alt.Chart = base.mark_point(filled=True, size=70, opacity=1, cursor="pointer").encode(
         y=alt.Y("value:Q", title=_AXES[name], scale=alt.Scale(zero=False)),
-        color=alt.Color("verdict:N", scale=alt.Scale(domain=verdicts, range=list(colours)), legend=legend),
-        shape=alt.Shape("verdict:N", scale=alt.Scale(domain=verdicts, range=shapes), legend=legend),
+        color=alt.Color("verdict:N", scale=alt.Scale(domain=verdicts, range=list(colours))),
+        shape=alt.Shape("verdict:N", scale=alt.Scale(domain=verdicts, range=shapes)),
         tooltip=[
             alt.Tooltip("layer:N", title="layer"),
             alt.Tooltip("value:Q", title=name.replace("_", " "), format=".3f"),

@@ -14,11 +14,11 @@ from tempbalance.report.text import named, shown
 _COLUMNS = (
     Column("#", "Place in the model"),
     Column("layer", "Its name; click a name to see its spectrum", is_number=False),
-    Column("shape", "Of the weight", is_number=False),
+    Column("verdict", "How the layer stands, or why it is skipped", is_number=False),
     Column("alpha", "Exponent of the tail of its spectrum"),
     Column("±", "Standard error of alpha, as if eigenvalues were independent"),
     Column("/ random", "Alpha over that of a random matrix of the same shape"),
-    Column("verdict", "How the layer stands, or why it is skipped", is_number=False),
+    Column("shape", "Of the weight", is_number=False),
     Column("beyond", "Eigenvalues beyond the edge of a random matrix", is_more=True),
     Column("shuffled", "The same with the weight's entries shuffled", is_more=True),
     Column("excess", "Share of the squared norm beyond that edge", is_more=True),
@@ -67,10 +67,12 @@ _SHOWN_MEANS = ("alpha", "alpha_over_random")
 
 def _means(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a summary; of the means over the layers, those worth a place at the top."""
-    others = {name: value for name, value in summary.items() if name not in ("num_layers", "advice")}
+    others = {name: value for name, value in summary.items() if name not in ("num_layers", "advice", "verdicts")}
     means = {name: value for name, value in others.items() if isinstance(value, float)}
     facts = {name: value for name, value in others.items() if name not in means and value is not None}
-    return facts | {f"mean {name}": value for name, value in means.items() if name in _SHOWN_MEANS}
+    return {**summary.get("verdicts", {}), **facts} | {
+        f"mean {name}": value for name, value in means.items() if name in _SHOWN_MEANS
+    }
 
 
 _RATIO = (
@@ -126,17 +128,19 @@ def _layer_line(depth: int, row: DiagnosisRow, spectrum: int | None) -> str:
     more = (row.spectral_norm, row.stable_rank, row.log_norm, row.alpha_weighted, row.log_alpha_norm, row.entropy)
     shape = " x ".join(map(str, row.shape))
     return (
-        f'<tr>{cell(depth)}<th scope="row">{_choice(row.name, spectrum)}</th><td>{escape(shape)}</td>'
-        f"{cell(row.alpha)}{cell(row.alpha_stderr, 2)}{cell(row.alpha_over_random, 3)}"
-        f'<td class="verdict">{_verdict(row)}</td>{"".join(cell(each, is_more=True) for each in (*counts, *more))}</tr>'
+        f'<tr>{cell(depth)}<th scope="row">{_choice(row.name, spectrum)}</th>'
+        f'<td class="verdict">{_verdict(row)}</td>{cell(row.alpha)}{cell(row.alpha_stderr, 2)}'
+        f"{cell(row.alpha_over_random, 3)}<td>{escape(shape)}</td>"
+        f"{''.join(cell(each, is_more=True) for each in (*counts, *more))}</tr>"
     )
 
 
 def _part_line(part: PartRow, spectrum: int | None) -> str:
     values = (None, None, None, part.num_eigenvalues, part.num_tail, part.xmin, part.ks, *[None] * 6)
     return (
-        f'<tr class="part"><td></td><th scope="row">{_choice(part.name, spectrum)}</th><td></td>{cell(part.alpha)}'
-        f'{cell(part.alpha_stderr, 2)}{cell(part.score, 3)}<td class="verdict">{escape(shown(part.reason))}</td>'
+        f'<tr class="part"><td></td><th scope="row">{_choice(part.name, spectrum)}</th>'
+        f'<td class="verdict">{escape(shown(part.reason))}</td>{cell(part.alpha)}{cell(part.alpha_stderr, 2)}'
+        f"{cell(part.score, 3)}<td></td>"
         f"{''.join(cell(each, is_more=True) for each in values)}</tr>"
     )
 
