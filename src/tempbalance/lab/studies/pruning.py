@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -163,7 +164,9 @@ def _trained(run: RunFolder, task: Task, cache: Path | None) -> tuple[nn.Module,
         assert isinstance(task, LanguageRecipe)
         text = load_text(task.dataset, tokens=task.tokens, cache=cache)
         check_run(run, task, digest=text.digest())
-        training = LanguageTraining(task, text)
+        with warnings.catch_warnings():  # advice about balancing
+            warnings.filterwarnings("ignore", "TempBalance: ")
+            training = LanguageTraining(task, text)
         training.load_state_dict(state["training"])
         return training.network, lambda: float(training.perplexity("test"))
     from tempbalance.lab.augment import batch_bounds, normalize
