@@ -215,7 +215,7 @@ def allocate(
 
 
 def check_target(
-    target: str, value: float, *, by: str, more_where: str, spread: float, lora_alpha: float | None
+    target: str, value: float, *, by: str | None, more_where: str | None, spread: float, lora_alpha: float | None
 ) -> None:
     """Check options before a table is there.
 
