@@ -179,7 +179,7 @@ def allocate(
         by: Compare layers by ``alpha``, or by ``alpha_over_random``, alpha divided by the alpha of a random matrix
             of the same shape, which the table of `diagnose` has.
         more_where: Give more sparsity, bits or rank where that number is ``larger``, or where it is ``smaller``.
-            There is no default, because pruning trained networks did not show that one side is better.
+            There is no default: in the study ``pruning`` no side was better than uniform sparsity for all networks.
         spread: How far shares go from the mean, 0 to less than 1; 0 gives each layer the mean.
         lora_alpha: For ranks, peft's ``lora_alpha`` at the mean rank; each layer has the same ``lora_alpha / r``.
             ``None`` makes that ratio 1.
@@ -215,7 +215,7 @@ def allocate(
 
 
 def check_target(
-    target: str, value: float, *, by: str, more_where: str, spread: float, lora_alpha: float | None
+    target: str, value: float, *, by: str | None, more_where: str | None, spread: float, lora_alpha: float | None
 ) -> None:
     """Check options before a table is there.
 

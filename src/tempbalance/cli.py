@@ -281,8 +281,12 @@ def allocate(
     target: Annotated[
         str, typer.Option(help="sparsity=S or bits=B, the mean over all weights, or lora-rank=R, the mean over layers.")
     ],
-    by: Annotated[str, typer.Option(help="alpha, or alpha_over_random: over that of a random matrix of the shape.")],
-    more_where: Annotated[str, typer.Option(help="Give more of the target where that is larger, or smaller.")],
+    by: Annotated[
+        _Text, typer.Option(help="Must be given: alpha, or alpha_over_random, over that of a random matrix.")
+    ] = None,
+    more_where: Annotated[
+        _Text, typer.Option(help="Must be given: larger or smaller, where layers get more of the target.")
+    ] = None,
     spread: Annotated[float, typer.Option(help="Shares go from 1 - SPREAD to 1 + SPREAD times the mean.")] = 0.3,
     lora_alpha: Annotated[
         Optional[float],  # noqa: UP045

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,9 @@ _GPT: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _OTHER_IMAGES = {"width": 0.125, "limit": 4_000}  # than digits, on a laptop
+_CAPTION = (
+    "The test set after pruning, by sparsity and how it is allocated; ratio is alpha over that of a random matrix."
+)
 _TEXTS = (".txt", ".text", ".md")
 
 
@@ -163,7 +167,9 @@ def _trained(run: RunFolder, task: Task, cache: Path | None) -> tuple[nn.Module,
         assert isinstance(task, LanguageRecipe)
         text = load_text(task.dataset, tokens=task.tokens, cache=cache)
         check_run(run, task, digest=text.digest())
-        training = LanguageTraining(task, text)
+        with warnings.catch_warnings():  # advice about balancing
+            warnings.filterwarnings("ignore", "TempBalance: ")
+            training = LanguageTraining(task, text)
         training.load_state_dict(state["training"])
         return training.network, lambda: float(training.perplexity("test"))
     from tempbalance.lab.augment import batch_bounds, normalize
@@ -205,7 +211,7 @@ def present(findings: Findings) -> Presentation:
     for cell in findings.cells:
         if found[id(cell)]:
             charts[f"pruning_{cell.labels['model']}"] = _chart(findings, cell, found[id(cell)])
-    captions = dict.fromkeys(charts, "The test set after pruning, by sparsity and by how it is allocated to layers.")
+    captions = dict.fromkeys(charts, _CAPTION)
     return Presentation([table], charts, captions, [*_notes(findings, found)])
 
 
@@ -248,7 +254,8 @@ def _chart(findings: Findings, cell: Cell, found: Outcomes) -> alt.TopLevelMixin
         for way in WAYS:
             values = list(_values(found, _key(way, sparsity)).values())
             spread = stdev(values) if len(values) > 1 else None
-            bars.append(Bar(f"sparsity {sparsity:g}", way, fmean(values) if values else None, spread))
+            label = way.replace("over random", "ratio")  # which has room under a bar
+            bars.append(Bar(f"sparsity {sparsity:g}", label, fmean(values) if values else None, spread))
     title, measure = f"Magnitude pruning of {cell.panel}", cell.tried[0].measure.title
     return bar_chart(bars, title=title, subtitle=findings.subtitle, y_title=f"test {measure}")
 
