@@ -15,7 +15,7 @@ from tempbalance.terminal import answered, messages, out_folder, stoppable
 
 if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings
-    from tempbalance.lab.point import Point, Preset
+    from tempbalance.lab.points import Point, Preset
     from tempbalance.lab.study import Study
 
 study = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, run, watch and report them.")
@@ -46,7 +46,7 @@ _Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Studies; s
 def list_() -> None:
     """Show all studies, what they vary, where the paper has them and how many runs they take."""
     with answered("lab"):
-        from tempbalance.lab.point import PRESETS
+        from tempbalance.lab.points import PRESETS
         from tempbalance.lab.study import all_studies
 
         table = Table()
@@ -56,8 +56,8 @@ def list_() -> None:
             table.add_column(name, justify="right", no_wrap=True)
         for each in all_studies().values():
             figures = ", ".join(each.figures)
-            counts = [len(each.jobs(preset, each.points(preset), Path())) for preset in PRESETS.values()]
-            table.add_row(each.name, each.varies + (f" ({figures})" if figures else ""), *map(str, counts))
+            counts = [str(each.num_runs(preset)) for preset in PRESETS.values()]
+            table.add_row(each.name, each.varies + (f" ({figures})" if figures else ""), *counts)
         Console().print(table)
         typer.echo("Numbers are of runs in each preset.")
         for preset in PRESETS.values():
@@ -96,8 +96,8 @@ def run(
 ) -> None:
     """Train what studies need; complete runs are left alone, interrupted ones go on, and studies share theirs."""
     with answered("cluster" if ray or ray_address else "lab"), stoppable():
-        from tempbalance.lab.plan import jobs_of_all, totals_text
         from tempbalance.lab.processes import check_data, check_settings, local_pool, raise_failures, train_all, unfit
+        from tempbalance.lab.study import jobs_of_all, totals_text
 
         check_settings(device, precision)
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
@@ -137,20 +137,19 @@ def _chosen(
     names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None
 ) -> tuple[list[Study], Preset, dict[str, list[Point]], Path]:
     """The studies, the preset, the points of each study and the folder of runs."""
-    from tempbalance.lab.plan import points_of, read_only
-    from tempbalance.lab.point import find_preset
-    from tempbalance.lab.study import find_study
+    from tempbalance.lab.points import find_preset
+    from tempbalance.lab.study import find_study, read_only
 
     size = find_preset(preset, dataset=dataset)
     studies = [find_study(name) for name in dict.fromkeys(names)]
-    chosen = {each.name: points_of(each, size, read_only(only or [])) for each in studies}
+    chosen = {each.name: each.choose(size, read_only(only or [])) for each in studies}
     return studies, size, chosen, out_folder(out, Path("runs") / "studies")
 
 
 def _tell_plan(
     studies: list[Study], size: Preset, chosen: dict[str, list[Point]], folder: Path, num_slots: int
 ) -> None:
-    from tempbalance.lab.plan import jobs_of_all, known_jobs, plan_table, totals_text
+    from tempbalance.lab.study import jobs_of_all, known_jobs, plan_table, totals_text
     from tempbalance.lab.view import Times, time_text
 
     console = _wide()
@@ -187,7 +186,7 @@ def status(
 ) -> None:
     """Say how many runs are done, running, failed and left, from any terminal at any time."""
     with answered("lab"):
-        from tempbalance.lab.plan import jobs_of_all, known_jobs
+        from tempbalance.lab.study import jobs_of_all, known_jobs
         from tempbalance.lab.view import Times, count_text, running_table, time_text
 
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
@@ -220,13 +219,14 @@ def report(
 ) -> None:
     """Show what a study has found so far beside the paper's numbers, and draw its figure."""
     with answered("lab"):
-        from tempbalance.lab.telling import check_form, check_places, print_findings, write_findings
+        from tempbalance.lab.methods import unknown
+        from tempbalance.report.study_page import FORMS, check_places, print_report, write_report
 
-        check_form(form)
+        if form not in FORMS:
+            raise ValueError(unknown("format", form, FORMS))
         check_places(html, figures)
         (chosen_study,), size, chosen, folder = _chosen([name], preset, only, dataset, out)
-        findings = chosen_study.find(size, chosen[name], folder)
-        shown = chosen_study.present(findings)
-        print_findings(findings, shown, form, _wide())
-        for path in write_findings(chosen_study, findings, shown, html=html, figures=figures):
+        found = chosen_study.report(chosen_study.find(size, chosen[name], folder))
+        print_report(found, form, _wide())
+        for path in write_report(found, html=html, figures=figures):
             messages.print(str(path), markup=False, highlight=False, soft_wrap=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.plan import known_jobs
 from tempbalance.lab.processes import SweepError, raise_failures, train_all
 from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.study import known_jobs
 from tempbalance.lab.view import SweepView, Times, count_text, job_labels, running_table, seconds_text, time_text
 from tests.cases import assert_carries, raises
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from tempbalance.lab.measure import Measure
+from tempbalance.lab.names import Measure
 from tempbalance.lab.options import Rule, check_options, read_options
 
 T = TypeVar("T", bound="Task")
