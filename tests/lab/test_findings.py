@@ -172,6 +172,25 @@ TABLE = ResultTable(
 )
 
 
+@pytest.mark.parametrize(
+    ("p_value", "text"), [(0.5, "0.500"), (0.001, "0.001"), (0.00099, "< 0.001"), (0.0, "< 0.001")]
+)
+def test_small_p_values_are_bounds_except_in_csv(p_value, text):
+    table = ResultTable("", ["p"], [[Number(p_value, digits=3, least=0.001)]])
+    assert str(table.rows[0][0]) == text
+    assert f"${text}$" in to_latex(table, "", label="")
+    assert to_csv(table) == f"p\n{p_value!r}\n"
+
+
+def test_the_p_value_of_a_table_is_that_of_the_paired_test(tmp_path):
+    sure = {("tb", 0.05, seed): 93.0 + i / 2 + i / 1e5 for i, seed in enumerate(SEEDS)}
+    table = accuracy_table(trained(tmp_path, CAL | CAL_BETTER | sure))
+    entry = table.rows[1][table.columns.index("p")]
+    expected = ttest_rel([sure["tb", 0.05, seed] for seed in SEEDS], [CAL_BETTER["cal", 0.1, seed] for seed in SEEDS])
+    assert entry.value == pytest.approx(expected.pvalue, rel=1e-6)
+    assert str(entry) == "< 0.001"
+
+
 def test_csv_has_all_digits_and_a_column_for_each_number():
     rows = list(csv.reader(io.StringIO(to_csv(TABLE, study="main", preset="laptop"))))
     assert rows == [
