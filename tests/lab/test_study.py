@@ -244,7 +244,7 @@ ENTRY = """
             methods=("tb",),
             vary={"tail_fraction": (0.5, 0.25)},
         ),
-        present=Bars("tail_fraction", title="TB with longer and shorter tails", caption="Accuracy by its share."),
+        present=Bars("tail_fraction", "TB with longer and shorter tails", "Accuracy against the tail's share."),
         reference={"tail_fraction": 0.5},
     ),
 """.strip("\n")

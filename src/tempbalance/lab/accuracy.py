@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 _SECONDS = {"balancing": "seconds a balancing", "balancing_an_epoch": "seconds of balancing an epoch"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Accuracies:
     """Presents findings as a table of accuracies and one chart, named as the study.
 
     Attributes:
+        by: Labels under a bar, separated by spaces, or the option on the x axis.
         title: Title of the chart.
         caption: Caption of the chart.
         seconds: Times to show next to the accuracies, as for `Tried.seconds`; ``None`` for none.
         notes: Sentences after the results of the tests.
     """
 
+    by: str
     title: str
     caption: str
     seconds: str | None = None
@@ -46,15 +48,8 @@ class _Accuracies:
         return Report([table], charts, {findings.name: caption}, [*findings.verdicts, *self.notes])
 
 
-@dataclass(frozen=True)
 class Bars(_Accuracies):
-    """A bar for each cell, a panel for each network and data, a cross for each point of a grid.
-
-    Attributes:
-        by: Labels under a bar, separated by spaces.
-    """
-
-    by: str
+    """A bar for each cell, a panel for each network and data, a cross for each point of a grid."""
 
     def draw(self, findings: Findings) -> alt.TopLevelMixin:
         """Return the bars, with seconds on a second axis."""
@@ -90,14 +85,12 @@ class Lines(_Accuracies):
     """Accuracy against an option, a line for each series and a panel for each network and data.
 
     Attributes:
-        x: Label on the x axis.
-        x_title: Title of that axis.
+        x_title: Title of the x axis.
         series: Label that makes a line.
         is_log: Whether both axes are logarithmic.
     """
 
-    x: str
-    x_title: str
+    x_title: str = ""
     series: str = "method"
     is_log: bool = False
 
@@ -109,7 +102,7 @@ class Lines(_Accuracies):
             Dot(
                 panel=cell.panel,
                 series=pretty(cell.labels[self.series]),
-                x=float(cell.labels[self.x]),
+                x=float(cell.labels[self.by]),
                 mean=cell.mean,
                 std=cell.std,
                 paper=_drawn_paper(findings, cell),

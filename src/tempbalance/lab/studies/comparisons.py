@@ -76,9 +76,7 @@ STUDIES = (
         varies="CAL, SNR, TB, TB+SNR; datasets, networks; grids of rate and lambda",
         points=Grid("main", stand_ins=TWO_STAND_INS, smoke=_SMALL),
         present=Bars(
-            "method",
-            title="Temperature balancing beside its baselines",
-            caption="Accuracy of each method at its best setting.",
+            "method", "Temperature balancing beside its baselines", "Accuracy of each method at its best setting."
         ),
     ),
     Study(
@@ -89,8 +87,8 @@ STUDIES = (
         points=Grid("optimizers", smoke=("resnet18",)),
         present=Bars(
             "method",
-            title="Temperature balancing beside optimizers and schedules",
-            caption="Accuracy of each method at its best setting.",
+            "Temperature balancing beside optimizers and schedules",
+            "Accuracy of each method at its best setting.",
         ),
     ),
     Study(
@@ -101,8 +99,8 @@ STUDIES = (
         points=Grid("optimizers", best=True, methods=("cal", "tb"), stated=_ADAM_RATES, smoke=("resnet18",)),
         present=Bars(
             "method",
-            title="Temperature balancing beside rates for each parameter",
-            caption="Accuracy of each method at its best rate.",
+            "Temperature balancing beside rates for each parameter",
+            "Accuracy of each method at its best rate.",
         ),
     ),
     Study(
@@ -112,10 +110,7 @@ STUDIES = (
         varies="TB and CAL; the initial rate",
         points=Grid("learning_rate", cells=("lr",), smoke=_SMALL),
         present=Lines(
-            "lr",
-            "initial rate",
-            title="CAL and TB at each initial rate",
-            caption="Accuracy against the initial rate.",
+            "lr", "CAL and TB at each initial rate", "Accuracy against the initial rate.", x_title="initial rate"
         ),
     ),
     Study(
@@ -125,10 +120,7 @@ STUDIES = (
         varies="TB and CAL; the width",
         points=Grid("width", cells=("width",), smoke=_SMALL),
         present=Lines(
-            "width",
-            "width, 1 is 512 channels",
-            title="CAL and TB at each width",
-            caption="Accuracy against the width.",
+            "width", "CAL and TB at each width", "Accuracy against the width.", x_title="width, 1 is 512 channels"
         ),
     ),
     Study(
@@ -137,9 +129,7 @@ STUDIES = (
         figures=("resnet101",),
         varies="ResNet 18, 34, 101; CAL and TB; the initial rate",
         points=Grid("learning_rate", models=_RESNETS, stated=_RESNET101_RATES),
-        present=Bars(
-            "method", title="CAL and TB on deeper networks", caption="Accuracy at the best rate, for each depth."
-        ),
+        present=Bars("method", "CAL and TB on deeper networks", "Accuracy at the best rate, for each depth."),
     ),
     Study(
         "score",
@@ -149,10 +139,10 @@ STUDIES = (
         points=Grid("score", cells=("score", "lr"), smoke=("resnet18",)),
         present=Lines(
             "lr",
-            "initial rate",
+            "TB with each score of a layer",
+            "Accuracy against the initial rate, for each score that layers are ranked by.",
+            x_title="initial rate",
             series="score",
-            title="TB with each score of a layer",
-            caption="Accuracy against the initial rate, for each score that layers are ranked by.",
         ),
         reference={"score": "alpha"},
     ),
@@ -164,8 +154,8 @@ STUDIES = (
         points=Grid("tail", cells=("tail",), smoke=_SMALL),
         present=Bars(
             "tail",
-            title="TB with each fit of the tail",
-            caption="Accuracy, and on the right axis the seconds of one balancing, for each way to find the tail.",
+            "TB with each fit of the tail",
+            "Accuracy, and on the right axis the seconds of one balancing, for each way to find the tail.",
             seconds="balancing",
         ),
         reference={"tail": "median"},
@@ -176,11 +166,7 @@ STUDIES = (
         figures=("lr_assign_func",),
         varies="linear, sqrt, log2, step",
         points=replace(_CIFAR100, vary={"assignment": ASSIGNMENTS[:4]}, smoke=_SMALL),
-        present=Bars(
-            "assignment",
-            title="TB with each assignment of rates",
-            caption="Accuracy with each way from scores to scales.",
-        ),
+        present=Bars("assignment", "TB with each assignment of rates", "Accuracy with each way from scores to scales."),
         reference={"assignment": "linear"},
     ),
     Study(
@@ -191,8 +177,8 @@ STUDIES = (
         points=replace(_CIFAR100, vary={"scale_range": stated("scale_ranges")}, smoke=("resnet18",)),
         present=Bars(
             "scale_range",
-            title="TB with each range of scales",
-            caption="Accuracy with each range of scales, the smallest and the largest.",
+            "TB with each range of scales",
+            "Accuracy with each range of scales, the smallest and the largest.",
         ),
         reference={"scale_range": (0.5, 1.5)},
     ),
@@ -203,9 +189,7 @@ STUDIES = (
         varies="epochs 1, 2, 5, 10 as the first that is balanced",
         points=replace(_RESNET18, vary={"start": _STARTS}),
         present=Bars(
-            "start",
-            title="TB that starts after so many epochs",
-            caption="Accuracy when balancing starts after so many epochs.",
+            "start", "TB that starts after so many epochs", "Accuracy when balancing starts after so many epochs."
         ),
         reference={"start": 0},
     ),
@@ -217,8 +201,8 @@ STUDIES = (
         points=_interval_points,
         present=Bars(
             "iterations",
-            title="TB that balances every so many of 390 iterations",
-            caption="Accuracy against the iterations between two balancings, of 390 an epoch or the same share of a "
+            "TB that balances every so many of 390 iterations",
+            "Accuracy against the iterations between two balancings, of 390 an epoch or the same share of a "
             "shorter one; on the right axis the seconds that balancing takes in an epoch.",
             seconds="balancing_an_epoch",
         ),
@@ -230,10 +214,7 @@ STUDIES = (
         varies="alpha or alpha over that of a random matrix; scales as they are or around 1; windows",
         points=Variants(_REFERENCE, laptop=("cal", "tb", "tb, fair")),
         present=Bars(
-            "method",
-            title="TB with layers compared fairly",
-            caption="Accuracy with each way to compare layers.",
-            notes=(FAIR_NOTE,),
+            "method", "TB with layers compared fairly", "Accuracy with each way to compare layers.", notes=(FAIR_NOTE,)
         ),
         num_seeds={"laptop": 5},
     ),
@@ -244,8 +225,8 @@ STUDIES = (
         points=Variants(_SHRINK, laptop=("cal", "tb", "tb, fair", "tb, fair, shrink")),
         present=Bars(
             "method",
-            title="TB with uncertain scores drawn together",
-            caption="Accuracy with scores as they are, and calmed.",
+            "TB with uncertain scores drawn together",
+            "Accuracy with scores as they are, and calmed.",
             notes=(FAIR_NOTE,),
         ),
         num_seeds={"laptop": 5},
@@ -256,9 +237,7 @@ STUDIES = (
         varies="the rate, the weight decay in either direction, or both",
         points=Variants(_DECAY),
         present=Bars(
-            "method",
-            title="Balancing the weight decay",
-            caption="Accuracy with the rate, the weight decay, both or none balanced.",
+            "method", "Balancing the weight decay", "Accuracy with the rate, the weight decay, both or none balanced."
         ),
         num_seeds={"laptop": 5},
     ),
@@ -269,8 +248,8 @@ STUDIES = (
         points=Variants(_ASSIGNMENT_ALL),
         present=Bars(
             "method",
-            title="TB with every assignment of rates",
-            caption="Accuracy with each way from scores to scales.",
+            "TB with every assignment of rates",
+            "Accuracy with each way from scores to scales.",
             notes=(FAIR_NOTE,),
         ),
         num_seeds={"laptop": 5},

@@ -137,8 +137,8 @@ STUDIES = (
         points=_language_points,
         present=Bars(
             "method",
-            title="Temperature balancing of language models",
-            caption="Perplexity on the test text; lower is better.",
+            "Temperature balancing of language models",
+            "Perplexity on the test text; lower is better.",
             notes=(
                 "As published, the tensorized transformer's attention sees the tokens that it is to tell: perplexities "
                 f"of “{_AHEAD}”, beside which the paper's stand, are not those of a language model; “{_CAUSAL}” is its "
@@ -155,8 +155,8 @@ STUDIES = (
         points=_detection_points,
         present=Bars(
             "method optimizer",
-            title="Temperature balancing of object detection",
-            caption="Mean average precision on the test set after the last epoch, over ten overlaps from 0.5 to 0.95.",
+            "Temperature balancing of object detection",
+            "Mean average precision on the test set after the last epoch, over ten overlaps from 0.5 to 0.95.",
         ),
     ),
     Study(
@@ -166,10 +166,10 @@ STUDIES = (
         points=_operator_points,
         present=Lines(
             "solutions",
-            "solutions to train on",
+            "Temperature balancing of a Fourier neural operator",
+            "Error against the number of solutions; lower is better.",
+            x_title="solutions to train on",
             is_log=True,
-            title="Temperature balancing of a Fourier neural operator",
-            caption="Error against the number of solutions; lower is better.",
             notes=(
                 FAIR_NOTE,
                 "All train as many steps, whatever there is to train on; the rate was chosen for Adam alone, in the "
