@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tempbalance.cli import app
 from tempbalance.lab import processes
 from tempbalance.lab.jobs import Ended, Job, Settings
-from tempbalance.lab.point import PRESETS
+from tempbalance.lab.points import PRESETS
 from tempbalance.lab.study import all_studies, find_study
 from tempbalance.lab.worker import work
 from tempbalance.report import figures

@@ -1,4 +1,4 @@
-"""The commands of studies: list, run, status, report."""
+"""Commands of studies: list, run, status, report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tempbalance.terminal import answered, messages, out_folder, stoppable
 
 if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings
-    from tempbalance.lab.point import Point, Preset
+    from tempbalance.lab.points import Point, Preset
     from tempbalance.lab.study import Study
 
 study = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, run, watch and report them.")
@@ -27,26 +27,26 @@ _Texts = Optional[list[str]]  # noqa: UP045
 SWEEP, DATA, CLUSTER = "Running many", "What to run", "Ray"  # panels of the help
 _Preset = Annotated[str, typer.Option(help="paper, laptop or smoke.", rich_help_panel=DATA)]
 _Out = Annotated[
-    _Text, typer.Option(help="Where runs are kept, of all studies.", show_default="runs/studies", rich_help_panel=DATA)
+    _Text, typer.Option(help="Folder of the runs of all studies.", show_default="runs/studies", rich_help_panel=DATA)
 ]
 _Only = Annotated[
     _Texts,
     typer.Option(
-        help="NAME=VALUE: only what has this label, such as model=resnet18; repeat for more.", rich_help_panel=DATA
+        help="NAME=VALUE: only settings with this label, such as model=resnet18; repeat for more.", rich_help_panel=DATA
     ),
 ]
 _Dataset = Annotated[
     _Text,
-    typer.Option(help="In place of the preset's data: a known name, an .npz file or a folder.", rich_help_panel=DATA),
+    typer.Option(help="Data instead of the preset's: a known name, an .npz file or a folder.", rich_help_panel=DATA),
 ]
 _Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Studies; see study list.")]
 
 
 @study.command("list")
 def list_() -> None:
-    """Show all studies, what they vary, where the paper has them and how many runs they take."""
+    """List all studies with what they vary, the paper's figures and the number of runs."""
     with answered("lab"):
-        from tempbalance.lab.point import PRESETS
+        from tempbalance.lab.points import PRESETS
         from tempbalance.lab.study import all_studies
 
         table = Table()
@@ -56,10 +56,10 @@ def list_() -> None:
             table.add_column(name, justify="right", no_wrap=True)
         for each in all_studies().values():
             figures = ", ".join(each.figures)
-            counts = [len(each.jobs(preset, each.points(preset), Path())) for preset in PRESETS.values()]
-            table.add_row(each.name, each.varies + (f" ({figures})" if figures else ""), *map(str, counts))
+            counts = [str(each.num_runs(preset)) for preset in PRESETS.values()]
+            table.add_row(each.name, each.varies + (f" ({figures})" if figures else ""), *counts)
         Console().print(table)
-        typer.echo("Numbers are of runs in each preset.")
+        typer.echo("Numbers are runs in each preset.")
         for preset in PRESETS.values():
             typer.echo(f"{preset.name}: {preset.about}")
 
@@ -72,32 +72,38 @@ def run(
     dataset: _Dataset = None,
     out: _Out = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run and how long it takes.", rich_help_panel=DATA)
+        bool, typer.Option("--dry-run", help="Show what would run and how long it takes.", rich_help_panel=DATA)
     ] = False,
     workers: Annotated[
-        _Number, typer.Option(min=1, help="Processes at a time; without it one a GPU or core.", rich_help_panel=SWEEP)
+        _Number, typer.Option(min=1, help="Processes at a time. Default: one per GPU or core.", rich_help_panel=SWEEP)
     ] = None,
     threads: Annotated[
-        _Number, typer.Option(min=1, help="Threads of torch, a process; without it its share.", rich_help_panel=SWEEP)
+        _Number, typer.Option(min=1, help="Torch threads per process. Default: an equal share.", rich_help_panel=SWEEP)
     ] = None,
     retries: Annotated[
-        int, typer.Option(min=0, help="Starts again of a run whose process died in one epoch.", rich_help_panel=SWEEP)
+        int,
+        typer.Option(
+            min=0, help="How often to restart a run that dies again in the same epoch.", rich_help_panel=SWEEP
+        ),
     ] = 5,
     device: Annotated[str, typer.Option(help="cpu, gpu, auto, ...", rich_help_panel=SWEEP)] = "auto",
-    precision: Annotated[str, typer.Option(help="Lightning's.", rich_help_panel=SWEEP)] = "32-true",
-    cache: Annotated[_File, typer.Option(help="Where datasets are kept.", rich_help_panel=SWEEP)] = None,
+    precision: Annotated[
+        str, typer.Option(help="Lightning's precision, such as 32-true or bf16-mixed.", rich_help_panel=SWEEP)
+    ] = "32-true",
+    cache: Annotated[_File, typer.Option(help="Folder of datasets.", rich_help_panel=SWEEP)] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Start or join a Ray cluster.", rich_help_panel=CLUSTER)] = False,
-    ray_address: Annotated[_Text, typer.Option(help="The cluster to join.", rich_help_panel=CLUSTER)] = None,
-    cpus: Annotated[float, typer.Option(min=0, help="CPUs that a run asks for.", rich_help_panel=CLUSTER)] = 1,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs that a run asks for.", rich_help_panel=CLUSTER)] = 0,
+    ray_address: Annotated[_Text, typer.Option(help="Address of the cluster to join.", rich_help_panel=CLUSTER)] = None,
+    cpus: Annotated[float, typer.Option(min=0, help="CPUs per run.", rich_help_panel=CLUSTER)] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs per run.", rich_help_panel=CLUSTER)] = 0,
     fetch: Annotated[
-        bool, typer.Option("--fetch", help="Machines do not share --out: fetch results.", rich_help_panel=CLUSTER)
+        bool,
+        typer.Option("--fetch", help="Fetch results from machines that do not share --out.", rich_help_panel=CLUSTER),
     ] = False,
 ) -> None:
-    """Train what studies need; complete runs are left alone, interrupted ones go on, and studies share theirs."""
+    """Train the runs of studies. Complete runs are skipped, interrupted ones resume, and studies share runs."""
     with answered("cluster" if ray or ray_address else "lab"), stoppable():
-        from tempbalance.lab.plan import jobs_of_all, totals_text
         from tempbalance.lab.processes import check_data, check_settings, local_pool, raise_failures, train_all, unfit
+        from tempbalance.lab.study import jobs_of_all, totals_text
 
         check_settings(device, precision)
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
@@ -105,7 +111,7 @@ def run(
         settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
         settings |= {"log_every": 10, "tensorboard": False}
         if dry_run:
-            _tell_plan(studies, size, chosen, folder, local_pool(settings, num_workers=workers).num_slots)
+            _print_plan(studies, size, chosen, folder, local_pool(settings, num_workers=workers).num_slots)
             return
         check_data(jobs)
         failures = unfit(jobs, precision=precision)
@@ -127,7 +133,7 @@ def run(
             if each.evaluate is not None:
                 each.evaluate(each.find(size, chosen[each.name], folder), cache)
         raise_failures(failures)
-        _say_next(names, preset, only, dataset, out)
+        _print_next(names, preset, only, dataset, out)
 
 
 def _cluster(settings: Settings, **options: Any) -> Executor:
@@ -139,21 +145,20 @@ def _cluster(settings: Settings, **options: Any) -> Executor:
 def _chosen(
     names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None
 ) -> tuple[list[Study], Preset, dict[str, list[Point]], Path]:
-    """The studies, the preset, the points of each study and the folder of runs."""
-    from tempbalance.lab.plan import points_of, read_only
-    from tempbalance.lab.point import find_preset
-    from tempbalance.lab.study import find_study
+    """Return the studies, the preset, the points of each study and the folder of runs."""
+    from tempbalance.lab.points import find_preset
+    from tempbalance.lab.study import find_study, read_only
 
     size = find_preset(preset, dataset=dataset)
     studies = [find_study(name) for name in dict.fromkeys(names)]
-    chosen = {each.name: points_of(each, size, read_only(only or [])) for each in studies}
+    chosen = {each.name: each.choose(size, read_only(only or [])) for each in studies}
     return studies, size, chosen, out_folder(out, Path("runs") / "studies")
 
 
-def _tell_plan(
+def _print_plan(
     studies: list[Study], size: Preset, chosen: dict[str, list[Point]], folder: Path, num_slots: int
 ) -> None:
-    from tempbalance.lab.plan import jobs_of_all, known_jobs, plan_table, totals_text
+    from tempbalance.lab.study import jobs_of_all, known_jobs, plan_table, totals_text
     from tempbalance.lab.view import Times, time_text
 
     console = _wide()
@@ -167,12 +172,12 @@ def _tell_plan(
 
 
 def _wide() -> Console:
-    """Standard output; where it is no terminal, lines are as long as they need to be."""
+    """Return standard output; if it is not a terminal, lines are as long as they need to be."""
     console = Console()
     return console if console.is_terminal else Console(width=240)
 
 
-def _say_next(names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None) -> None:
+def _print_next(names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None) -> None:
     given: dict[str, Any] = {"--preset": preset, "--dataset": dataset, "--out": out}
     more = [part for flag, value in given.items() if value is not None for part in (flag, value)]
     more += [part for each in only or [] for part in ("--only", each)]
@@ -188,9 +193,9 @@ def status(
     dataset: _Dataset = None,
     out: _Out = None,
 ) -> None:
-    """Say how many runs are done, running, failed and left, from any terminal at any time."""
+    """Show how many runs are done, running, failed and left, from any terminal at any time."""
     with answered("lab"):
-        from tempbalance.lab.plan import jobs_of_all, known_jobs
+        from tempbalance.lab.study import jobs_of_all, known_jobs
         from tempbalance.lab.view import Times, count_text, running_table, time_text
 
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
@@ -201,13 +206,13 @@ def status(
         running = [job for job, state in states.items() if state == "running"]
         left = [job for job, state in states.items() if state in ("running", "left")]
         if begun := [job for job in left if job not in running and job.num_finished]:
-            typer.echo(f"{len(begun)} of those left {'is' if len(begun) == 1 else 'are'} begun and will go on")
+            typer.echo(f"{len(begun)} of those left {'is' if len(begun) == 1 else 'are'} begun and will resume")
         if left:
             typer.echo(time_text(Times(known_jobs(folder)), left, max(1, len(running))))
         if running:
             console.print(running_table(running, jobs))
         for job in (job for job, state in states.items() if state == "failed"):
-            typer.echo(f"{job.folder.name} failed: {job.failure} (all of it in {job.folder / 'failure.txt'})")
+            typer.echo(f"{job.folder.name} failed: {job.failure} (traceback in {job.folder / 'failure.txt'})")
 
 
 @study.command()
@@ -217,19 +222,20 @@ def report(
     only: _Only = None,
     dataset: _Dataset = None,
     out: _Out = None,
-    html: Annotated[_File, typer.Option(help="Write a page to look at.")] = None,
+    html: Annotated[_File, typer.Option(help="Write an HTML page.")] = None,
     figures: Annotated[_File, typer.Option(help="Write charts as SVG, PDF and PNG into a folder.")] = None,
     form: Annotated[str, typer.Option("--format", help="table, csv or latex.")] = "table",
 ) -> None:
-    """Show what a study has found so far beside the paper's numbers, and draw its figure."""
+    """Show the results of a study so far with the paper's numbers, and draw its figure."""
     with answered("lab"):
-        from tempbalance.lab.telling import check_form, check_places, print_findings, write_findings
+        from tempbalance.lab.methods import unknown
+        from tempbalance.report.study_page import FORMS, check_places, print_report, write_report
 
-        check_form(form)
+        if form not in FORMS:
+            raise ValueError(unknown("format", form, FORMS))
         check_places(html, figures)
         (chosen_study,), size, chosen, folder = _chosen([name], preset, only, dataset, out)
-        findings = chosen_study.find(size, chosen[name], folder)
-        shown = chosen_study.present(findings)
-        print_findings(findings, shown, form, _wide())
-        for path in write_findings(chosen_study, findings, shown, html=html, figures=figures):
+        found = chosen_study.report(chosen_study.find(size, chosen[name], folder))
+        print_report(found, form, _wide())
+        for path in write_report(found, html=html, figures=figures):
             messages.print(str(path), markup=False, highlight=False, soft_wrap=True)

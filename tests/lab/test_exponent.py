@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tempbalance.lab.paper.statements import paper_statements
-from tempbalance.lab.point import PRESETS
-from tempbalance.lab.studies.exponent import STUDY, fit_exponents, power_law
+from tempbalance.lab.points import PRESETS
+from tempbalance.lab.studies.exponents import fit_exponents, power_law
 from tempbalance.lab.study import find_study
-from tempbalance.report.study_exponent import ExponentFit, exponent_chart
+from tempbalance.report.study_exponents import ExponentFit, exponent_chart
 from tempbalance.spectral.tail import fit_hill
 from tests.cases import raises
 
@@ -48,9 +48,9 @@ def test_a_matrix_of_these_eigenvalues_has_the_same_alpha():
 
 
 def test_nothing_is_trained_and_the_error_falls_with_the_size(tmp_path):
-    assert find_study("exponent") is STUDY
-    assert all(STUDY.points(preset) == [] for preset in PRESETS.values())
-    shown = STUDY.present(STUDY.find(PRESETS["smoke"], [], tmp_path))
+    study = find_study("exponent")
+    assert all(study.points(preset) == [] for preset in PRESETS.values())
+    shown = study.present(study.find(PRESETS["smoke"], [], tmp_path))
     (table,) = shown.tables
     assert [row[0].value for row in table.rows] == [16, 32, 64, 128, 256, 512, 768, 1024]
     means = [row[table.columns.index("error of s, %")].value for row in table.rows]

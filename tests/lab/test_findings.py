@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 from scipy.stats import ttest_rel
 
+from tempbalance.lab.accuracy import accuracy_table
 from tempbalance.lab.findings import Findings, Tried
 from tempbalance.lab.paper.rows import PaperResult
-from tempbalance.lab.point import Point, Preset
-from tempbalance.lab.present import accuracy_table, settings_text, verdicts
-from tempbalance.lab.statistics import paired, verdict_text
-from tempbalance.lab.study import Presentation, Study
-from tempbalance.lab.tables import Number, ResultTable, to_csv, to_latex, to_rich
-from tempbalance.lab.telling import notes
+from tempbalance.lab.points import Point, Preset
+from tempbalance.lab.study import Study
+from tempbalance.report.statistics import paired, verdict_text
+from tempbalance.report.study_page import Report
+from tempbalance.report.tables import Number, ResultTable, to_csv, to_latex, to_rich
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries
 
@@ -39,7 +39,7 @@ def points(preset: Preset) -> list[Point]:
     ]
 
 
-STUDY = Study("study", "title", ("figure",), "varies", points, lambda findings: Presentation([], {}, {}))
+STUDY = Study("study", "title", "varies", points, lambda findings: Report([], {}, {}))
 
 
 def trained(folder: Path, accuracies: dict[tuple[str, float, int], float]) -> Findings:
@@ -76,10 +76,10 @@ def test_balancing_is_tested_against_the_baseline_seed_by_seed(tmp_path):
     low, high = expected.confidence_interval(0.95)
     assert (test.mean - test.interval, test.mean + test.interval) == pytest.approx((low, high), rel=1e-12)
     assert findings.against(findings.cells[0]) is None
-    (sentence,) = verdicts(findings)
+    (sentence,) = findings.verdicts
     found = ("MLP, digits", "TB against CAL", "+0.83 points", "+0.12 to +1.55")
     assert_carries(sentence, *found, "so far")
-    (whole,) = verdicts(trained(tmp_path, {("tb", 0.1, seed): 10.0 for seed in SEEDS}))
+    (whole,) = trained(tmp_path, {("tb", 0.1, seed): 10.0 for seed in SEEDS}).verdicts
     assert_carries(whole, *found)
     assert "so far" not in whole
 
@@ -119,7 +119,7 @@ def test_a_study_without_a_run_has_an_empty_table(tmp_path):
     table = accuracy_table(findings)
     assert [row[3] for row in table.rows] == [None, None]
     assert [row[4] for row in table.rows] == ["0 of 3", "0 of 3"]
-    assert verdicts(findings) == []
+    assert findings.verdicts == []
     assert findings.num_runs == (0, 12)
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_run_is_left_out_and_named(tmp_path, content):
     (damaged / "result.json").write_text(content)
     after = trained(tmp_path, {})
     assert after.num_runs == (8, 12)
-    (told,) = notes(after)
+    (told,) = after.notes
     assert str(damaged / "result.json") in told
 
 
@@ -159,8 +159,8 @@ def test_what_all_rows_share_stands_above_them_and_nothing_is_taken_for_markup()
 
 def test_what_a_point_sets_is_told_once():
     point = Point({"method": "tb", "tail": "peak"}, {"lr": 0.1, "tail": "peak", "scale_range": (0.5, 1.5)})
-    assert settings_text(point) == "lr 0.1, scale_range (0.5, 1.5), tail peak"
-    assert settings_text(point, left_out=point.cell) == "lr 0.1, scale_range (0.5, 1.5)"
+    assert point.settings_text() == "lr 0.1, scale_range (0.5, 1.5), tail peak"
+    assert point.settings_text(skip=point.cell) == "lr 0.1, scale_range (0.5, 1.5)"
 
 
 TABLE = ResultTable(
@@ -170,6 +170,25 @@ TABLE = ResultTable(
     spread=("accuracy, %",),
     noted=("gain",),
 )
+
+
+@pytest.mark.parametrize(
+    ("p_value", "text"), [(0.5, "0.500"), (0.001, "0.001"), (0.00099, "< 0.001"), (0.0, "< 0.001")]
+)
+def test_small_p_values_are_bounds_except_in_csv(p_value, text):
+    table = ResultTable("", ["p"], [[Number(p_value, digits=3, least=0.001)]])
+    assert str(table.rows[0][0]) == text
+    assert f"${text}$" in to_latex(table, "", label="")
+    assert to_csv(table) == f"p\n{p_value!r}\n"
+
+
+def test_the_p_value_of_a_table_is_that_of_the_paired_test(tmp_path):
+    sure = {("tb", 0.05, seed): 93.0 + i / 2 + i / 1e5 for i, seed in enumerate(SEEDS)}
+    table = accuracy_table(trained(tmp_path, CAL | CAL_BETTER | sure))
+    entry = table.rows[1][table.columns.index("p")]
+    expected = ttest_rel([sure["tb", 0.05, seed] for seed in SEEDS], [CAL_BETTER["cal", 0.1, seed] for seed in SEEDS])
+    assert entry.value == pytest.approx(expected.pvalue, rel=1e-6)
+    assert str(entry) == "< 0.001"
 
 
 def test_csv_has_all_digits_and_a_column_for_each_number():

@@ -14,7 +14,7 @@ from tempbalance.lab import kinds
 from tempbalance.lab.errors import InterruptedRunError, TrainingError
 from tempbalance.lab.kinds import find_kind, make_task, task_options
 from tempbalance.lab.loop import train_in
-from tempbalance.lab.measure import Measure
+from tempbalance.lab.names import Measure
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import OtherRunError
 from tempbalance.lab.task import Task

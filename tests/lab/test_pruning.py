@@ -9,11 +9,13 @@ from rich.console import Console
 from tempbalance.diagnosis import diagnose
 from tempbalance.lab.kinds import run_task
 from tempbalance.lab.networks import build_network
-from tempbalance.lab.point import PRESETS, find_preset
-from tempbalance.lab.studies.pruning import FILE, STUDY, THRESHOLD, UNIFORM, WAYS, _key, _prune, evaluate
+from tempbalance.lab.points import PRESETS, find_preset
+from tempbalance.lab.studies.pruning import FILE, STUDIES, THRESHOLD, UNIFORM, WAYS, _key, _prune, evaluate
 from tempbalance.runlog import RunFolder, RunFolderError
 from tests.cases import raises
 from tests.lab.campaign import SETTINGS
+
+(STUDY,) = STUDIES
 
 SMOKE = PRESETS["smoke"]
 
@@ -31,7 +33,7 @@ def folder(tmp_path_factory):
 def network_and_table():
     torch.manual_seed(0)
     network = build_network("resnet18", num_classes=10, width=0.125)
-    return network, diagnose(network, reference="random", min_eigenvalues=6, shuffle=False)
+    return network, diagnose(network, min_eigenvalues=6, shuffle=False)
 
 
 @pytest.mark.parametrize("way", WAYS)

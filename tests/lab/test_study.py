@@ -1,5 +1,7 @@
 """Studies: what each trains in each preset, how much of it they share, and that a file is all a new one takes."""
 
+import ast
+import itertools
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -10,12 +12,11 @@ import pytest
 from tempbalance.lab import studies as folder_of_studies
 from tempbalance.lab.names import pretty
 from tempbalance.lab.paper.tables import paper_tables
-from tempbalance.lab.plan import jobs_of_all, points_of, read_only, totals_text
-from tempbalance.lab.point import PRESETS, find_preset
-from tempbalance.lab.points import steps_like
+from tempbalance.lab.points import PRESETS, find_preset, steps_like
 from tempbalance.lab.recipe import SEEDS, Recipe
-from tempbalance.lab.study import StudyError, all_studies, find_study
-from tests.cases import raises
+from tempbalance.lab.study import StudyError, all_studies, find_study, jobs_of_all, read_only, totals_text
+from tempbalance.runlog import RunFolder
+from tests.cases import assert_carries, raises
 
 BEYOND = {"reference", "shrink", "decay", "assignment_all"}
 OF_IMAGES = {
@@ -187,12 +188,13 @@ def test_intervals_of_own_data_follow_from_its_images(tmp_path):
     assert [point.cell["iterations"] for point in find_study("interval").points(preset)] == [390, 300, 200, 100]
 
 
-def test_a_file_without_a_study_is_named(tmp_path, monkeypatch):
+def test_a_module_without_studies_or_with_a_known_one_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_of_studies, "__path__", [*folder_of_studies.__path__, str(tmp_path)])
     for name, text, carried in (
-        ("broken", "STUDY = (", "SyntaxError"),
+        ("broken", "STUDIES = (", "SyntaxError"),
         ("empty", "", "AttributeError"),
-        ("misnamed", "from tempbalance.lab.studies.start import STUDY", "'misnamed'"),
+        ("strange", "STUDIES = (1,)", "got 1"),
+        ("twice", "from tempbalance.lab.studies.tasks import STUDIES", "'language'"),
     ):
         (tmp_path / f"{name}.py").write_text(text)
         all_studies.cache_clear()
@@ -215,12 +217,12 @@ def test_own_data_can_stand_in_for_those_of_a_small_preset(tmp_path, monkeypatch
 
 def test_a_part_of_a_study_can_be_chosen():
     study = find_study("main")
-    points = points_of(study, LAPTOP, read_only(["model=resnet18", "dataset=fashion_mnist"]))
+    points = study.choose(LAPTOP, read_only(["model=resnet18", "dataset=fashion_mnist"]))
     assert [point.cell["method"] for point in points] == ["cal", "snr", "tb", "tb+snr"]
-    assert len(points_of(study, LAPTOP, read_only(["method=cal", "method=tb"]))) == 8
+    assert len(study.choose(LAPTOP, read_only(["method=cal", "method=tb"]))) == 8
     as_reported = read_only(["network=ResNet18", "data=Fashion-MNIST", "method=TB+SNR"])
-    assert [point.cell["method"] for point in points_of(study, LAPTOP, as_reported)] == ["tb+snr"]
-    widths = points_of(find_study("width"), PAPER, read_only(["width=0.5"]))
+    assert [point.cell["method"] for point in study.choose(LAPTOP, as_reported)] == ["tb+snr"]
+    widths = find_study("width").choose(PAPER, read_only(["width=0.5"]))
     assert {point.options["width"] for point in widths} == {0.5}
     for given, *carried in (
         (["model=resnet19"], "main", "model", "'resnet19'", "'resnet18'"),
@@ -228,20 +230,70 @@ def test_a_part_of_a_study_can_be_chosen():
         (["resnet18"], "only", "NAME=VALUE", "'resnet18'"),
     ):
         with raises(ValueError, *carried):
-            points_of(study, LAPTOP, read_only(given))
+            study.choose(LAPTOP, read_only(given))
 
 
-def test_a_new_study_takes_a_file_and_nothing_else(tmp_path, monkeypatch):
-    text = (Path(folder_of_studies.__file__).parent / "start.py").read_text()
-    (tmp_path / "new_study.py").write_text(text.replace('name="start"', 'name="new_study"'))
+ENTRY = """
+    Study(
+        "tail_fraction",
+        title="How much of the spectrum is the tail?",
+        varies="the tail's share",
+        points=Grid(
+            "optimizers",
+            best=True,
+            models=("resnet18",),
+            methods=("tb",),
+            vary={"tail_fraction": (0.5, 0.25)},
+        ),
+        present=Bars("tail_fraction", "TB with longer and shorter tails", "Accuracy against the tail's share."),
+        reference={"tail_fraction": 0.5},
+    ),
+""".strip("\n")
+
+
+def test_a_study_is_added_by_one_entry_of_at_most_15_lines(tmp_path, monkeypatch):
+    assert len(ENTRY.splitlines()) <= 15
+    imports = (
+        "from tempbalance.lab.accuracy import Bars",
+        "from tempbalance.lab.points import Grid",
+        "from tempbalance.lab.study import Study",
+    )
+    (tmp_path / "own.py").write_text("\n".join([*imports, "STUDIES = (", ENTRY, ")"]))
     monkeypatch.setattr(folder_of_studies, "__path__", [*folder_of_studies.__path__, str(tmp_path)])
     all_studies.cache_clear()
     try:
-        assert find_study("new_study").points(LAPTOP)
-        assert set(all_studies()) == OF_IMAGES | OTHERS | {"new_study"}
+        study = find_study("tail_fraction")
+        assert set(all_studies()) == OF_IMAGES | OTHERS | {"tail_fraction"}
+        assert [point.cell["tail_fraction"] for point in study.points(LAPTOP)] == [0.5, 0.25]
+        assert study.num_runs(LAPTOP) == 6
+        for point, seed in itertools.product(study.points(SMOKE), SMOKE.seeds):
+            accuracy = 50.0 + seed / 10 + (seed % 3 + 1) * (point.options["tail_fraction"] == 0.25)
+            result = {"test_accuracy": accuracy, "best_accuracy": accuracy, "best_epoch": 1, "seconds": 1.0}
+            RunFolder(tmp_path / point.recipe(seed).id).write_result(result)
+        report = study.report(study.find(SMOKE, study.points(SMOKE), tmp_path))
+        assert list(report.charts) == ["tail_fraction"]
+        row = dict(zip(report.tables[0].columns, report.tables[0].rows[1], strict=True))
+        assert row["against tail fraction 0.5"].value == pytest.approx(2.0)
+        assert_carries(report.title, "tail_fraction", "How much")
     finally:
         monkeypatch.undo()
         all_studies.cache_clear()
+
+
+def entries(path: Path) -> dict[str, int]:
+    """How many lines each entry of a module of studies has."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return {
+        ast.literal_eval(call.args[0]): call.end_lineno - call.lineno + 1
+        for call in calls
+        if getattr(call.func, "id", "") == "Study"
+    }
+
+
+def test_every_comparison_of_images_is_an_entry_of_at_most_15_lines():
+    found = entries(Path(folder_of_studies.__file__).parent / "comparisons.py")
+    assert len(found) == 16
+    assert {name: lines for name, lines in found.items() if lines > 15} == {}
 
 
 def test_names_are_written_as_the_paper_writes_them():

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.language.recipe import LanguageRecipe
-from tempbalance.lab.plan import known_jobs
 from tempbalance.lab.processes import SweepError, raise_failures, train_all
 from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.study import known_jobs
 from tempbalance.lab.view import SweepView, Times, count_text, job_labels, running_table, seconds_text, time_text
 from tests.cases import assert_carries, raises
 
@@ -141,15 +141,15 @@ def test_runs_under_way_are_named_by_what_tells_them_apart(tmp_path):
     assert job_labels(jobs[:1]) == {jobs[0]: "sqrt43"}
 
 
-def test_jobs_of_several_kinds_are_told_apart_by_the_options_that_each_has(tmp_path):
-    images, text = Recipe(dataset="digits", epochs=3), LanguageRecipe(dataset="pydoc", model="gpt", iterations=7)
-    jobs = [Job(each, tmp_path / each.id) for each in (images, text)]
-    assert list(job_labels(jobs).values()) == ["digits, resnet18, lr 0.1", "pydoc, gpt, lr 0.001"]
-
-
 def test_runs_that_cannot_be_read_do_not_spoil_an_estimate(tmp_path):
     job(tmp_path, "good", seconds=10.0)
     (tmp_path / "run").mkdir()
     for content in ('{"recipe": {"modell": "mlp"}}', "{", "{}", '{"recipe": 3}'):
         (tmp_path / "run" / "recipe.json").write_text(content)
         assert [each.folder.name for each in known_jobs(tmp_path)] == ["good"]
+
+
+def test_jobs_of_several_kinds_are_told_apart_by_the_options_that_each_has(tmp_path):
+    images, text = Recipe(dataset="digits", epochs=3), LanguageRecipe(dataset="pydoc", model="gpt", iterations=7)
+    jobs = [Job(each, tmp_path / each.id) for each in (images, text)]
+    assert list(job_labels(jobs).values()) == ["digits, resnet18, lr 0.1", "pydoc, gpt, lr 0.001"]

@@ -6,12 +6,20 @@ pytest.importorskip("altair", reason="charts need the extra report")
 pytest.importorskip("vl_convert", reason="figures need the extra report")
 
 from tempbalance.report import save_figures
-from tempbalance.report.study_alphas import alpha_boxes, alpha_histograms
-from tempbalance.report.study_charts import bar_chart, line_chart
-from tempbalance.report.study_data import Alphas, Bar, Dot, LayerTrack, StepNorm, StepSpectrum, Timing
-from tempbalance.report.study_layers import layer_maps, two_layers
-from tempbalance.report.study_steps import gradient_chart, gradient_histograms, spectra_chart
-from tempbalance.report.study_timing import timing_chart
+from tempbalance.report.study_charts import Bar, Dot, Timing, bar_chart, line_chart, timing_chart
+from tempbalance.report.study_layers import (
+    Alphas,
+    LayerTrack,
+    StepNorm,
+    StepSpectrum,
+    alpha_boxes,
+    alpha_histograms,
+    gradient_chart,
+    gradient_histograms,
+    layer_maps,
+    spectra_chart,
+    two_layers,
+)
 from tests.cases import assert_carries, raises
 from tests.report.cases import HOSTILE, values_of
 from tests.report.test_figures import texts_of

@@ -3,16 +3,15 @@ import pytest
 pytest.importorskip("altair", reason="pages need the extra report")
 pytest.importorskip("vl_convert", reason="pages need the extra report")
 
-from tempbalance.report.page import Column
-from tempbalance.report.study_charts import bar_chart
-from tempbalance.report.study_data import Bar
-from tempbalance.report.study_page import PageTable, study_page
+from tempbalance.report.study_charts import Bar, bar_chart
+from tempbalance.report.study_page import Report, study_page
+from tempbalance.report.tables import Number, ResultTable
 from tests.cases import raises
 from tests.report.cases import HOSTILE
 from tests.report.test_page import Page
 
 SUBTITLE = "preset laptop: digits, 1,438 + 359 images"
-COLUMNS = (Column("method", "How it was trained", is_number=False), Column("mean, %", "Over the seeds"))
+COLUMNS = ("method", "mean, %")
 
 
 def chart_of(label):
@@ -20,7 +19,7 @@ def chart_of(label):
 
 
 def page_of(name="TB", **changes):
-    table = PageTable("Accuracy", COLUMNS, (("CAL", "90.10 ± 0.20"), (name, "")))
+    table = ResultTable("Accuracy", COLUMNS, (("CAL", Number(90.1, 0.2)), (name, None)))
     values = {
         "title": "main",
         "subtitle": SUBTITLE,
@@ -29,7 +28,7 @@ def page_of(name="TB", **changes):
         "notes": ["One note."],
     }
     charts = {"charts": {"main": chart_of("TB")}, "captions": {"main": "Bars.", "other": "Not drawn."}}
-    return study_page(**{**values, **charts, **changes})
+    return study_page(Report(**{**values, **charts, **changes}))
 
 
 def test_a_study_has_its_words_its_tables_its_charts_and_its_notes():
@@ -42,7 +41,7 @@ def test_a_study_has_its_words_its_tables_its_charts_and_its_notes():
 
 
 def test_preset_and_data_stand_under_the_title_and_with_each_table_and_its_caption():
-    table = PageTable("More", COLUMNS, ())
+    table = ResultTable("More", COLUMNS, ())
     words = Page(page_of(tables=[table, table])).words
     assert words.count(SUBTITLE) == 3
     assert words.count(f"More ({SUBTITLE})") == 2
@@ -64,13 +63,13 @@ def test_a_chart_needs_a_plain_name_and_a_caption():
 
 def test_a_row_of_another_length_is_refused():
     with raises(ValueError, "'Accuracy'", 2, 1):
-        PageTable("Accuracy", COLUMNS, (("CAL",),))
+        ResultTable("Accuracy", COLUMNS, (("CAL",),))
 
 
 def test_names_add_neither_elements_nor_attributes():
     def tags(names):
-        columns = tuple(Column(name, name, is_number=place % 2 == 0) for place, name in enumerate(names))
-        table = PageTable(names[0], columns, (tuple(names), tuple(names)))
+        noted = [Number(1.0, note=name) if place % 2 == 0 else name for place, name in enumerate(names)]
+        table = ResultTable(names[0], names, (noted, noted))
         charts = {"main": chart_of(names[1])}
         text = page_of(
             title=names[2], subtitle=names[3], about=names[4], tables=[table], charts=charts,

@@ -2,8 +2,13 @@ import pytest
 
 pytest.importorskip("altair", reason="charts need the extra report")
 
-from tempbalance.report.study_data import StepNorm, StepSpectrum
-from tempbalance.report.study_steps import gradient_chart, gradient_histograms, spectra_chart
+from tempbalance.report.study_layers import (
+    StepNorm,
+    StepSpectrum,
+    gradient_chart,
+    gradient_histograms,
+    spectra_chart,
+)
 from tests.cases import assert_carries, raises
 from tests.report.cases import values_of
 from tests.report.test_study_charts import TEXTS, encodings

@@ -121,7 +121,7 @@ def _progress() -> Iterator[Tell]:
 
 def _show(results: Results, *, markdown: bool, figure: Path | None) -> None:
     from tempbalance.bench.present import setting_text, tables, to_markdown
-    from tempbalance.lab.tables import to_rich
+    from tempbalance.report.tables import to_rich
 
     if markdown:
         typer.echo(to_markdown(results), nl=False)

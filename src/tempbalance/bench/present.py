@@ -7,7 +7,7 @@ from itertools import product
 
 from tempbalance.bench.contestants import ON_CPU, ON_DEVICE, STEP, TAILS, WEIGHTWATCHER, reference_name
 from tempbalance.bench.results import Ratio, Results, Times
-from tempbalance.lab.tables import Entry, ResultTable, entry_text
+from tempbalance.report.tables import Entry, ResultTable, entry_text
 from tempbalance.report.text import number
 
 STEPS = 390  # of an epoch of 50,000 images in batches of 128

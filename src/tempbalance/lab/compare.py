@@ -11,9 +11,10 @@ from typing import Any
 
 from rich.table import Table
 
+from tempbalance.lab.findings import last_alphas
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.statistics import half_interval, verdict_text
+from tempbalance.report.statistics import Paired, verdict_text
 from tempbalance.runlog import RunFolder, write_whole
 
 # ends within minutes on two cores with the digits; a quarter of the width has a quarter of the eigenvalues
@@ -88,26 +89,20 @@ def summarize(methods: Sequence[str], recipes: Sequence[Recipe], folder: Path) -
         runs = [RunFolder(folder / recipe.name) for recipe in recipes if recipe.method == method]
         accuracies = tuple(float(run.result["test_accuracy"]) for run in runs if run.result is not None)
         reference = reference or accuracies
-        differences = [ours - theirs for ours, theirs in zip(accuracies, reference, strict=True)]
-        spreads = [spread for run in runs if (spread := _alpha_spread(run)) is not None]
+        test = Paired(tuple(ours - theirs for ours, theirs in zip(accuracies, reference, strict=True)))
+        spreads = [pstdev(alphas) for run in runs if (alphas := last_alphas(run))]
         found.append(
             Comparison(
                 method,
                 accuracies,
                 fmean(accuracies),
                 stdev(accuracies) if len(accuracies) > 1 else None,
-                fmean(differences),
-                half_interval(differences),
+                test.mean,
+                test.interval,
                 fmean(spreads) if spreads else None,
             )
         )
     return found
-
-
-def _alpha_spread(run: RunFolder) -> float | None:
-    lines = run.layers
-    last = [line["alpha"] for line in lines if line["epoch"] == lines[-1]["epoch"] and line["alpha"] is not None]
-    return pstdev(last) if last else None
 
 
 def write_comparison(comparisons: Sequence[Comparison], recipes: Sequence[Recipe], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the runs of a study came to: the best of each grid, beside the paper's."""
+"""Findings: results of a study's runs, the best point of each grid, and paired tests between cells."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from typing import Any
 
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.kinds import find_kind
-from tempbalance.lab.measure import ACCURACY, Measure
-from tempbalance.lab.names import pretty
+from tempbalance.lab.names import ACCURACY, Measure, pretty
 from tempbalance.lab.paper.rows import PaperResult
-from tempbalance.lab.point import Point, Preset
-from tempbalance.lab.statistics import Paired, paired
+from tempbalance.lab.points import NAMED, Point, Preset, cell_key
+from tempbalance.report.statistics import Paired, paired, verdict_text
 from tempbalance.runlog import Line, RunFolder
+
+Seconds = tuple[float, float | None]
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A point and its complete runs.
+    """Complete runs of a point.
 
     Attributes:
-        point: What was trained.
-        runs: Of each seed that is complete.
-        results: How each ended.
+        point: The setting.
+        runs: Folders of complete runs by seed.
+        results: Results of these runs by seed.
     """
 
     point: Point
@@ -35,30 +36,29 @@ class Tried:
 
     @property
     def measure(self) -> Measure:
-        """What its runs are judged by."""
+        """Measure by which its runs are judged."""
         return find_kind(self.point.options.get("kind", "images")).measure
 
     @property
     def outcomes(self) -> dict[int, float]:
-        """What each seed came to, in the measure of the runs."""
+        """Value of the measure by seed."""
         return {seed: float(result[self.measure.name]) for seed, result in self.results.items()}
 
     @property
     def mean(self) -> float | None:
-        """Of the outcomes."""
+        """Mean of the outcomes."""
         return fmean(self.outcomes.values()) if self.results else None
 
     @property
     def std(self) -> float | None:
-        """Of the outcomes, that of a sample."""
+        """Sample standard deviation of the outcomes."""
         return stdev(self.outcomes.values()) if len(self.results) > 1 else None
 
-    def seconds(self, name: str) -> tuple[float, float | None] | None:
-        """Seconds with their standard deviation, as a mean over the seeds; ``None`` where none were measured.
+    def seconds(self, name: str) -> Seconds | None:
+        """Return seconds with their standard deviation, each a mean over the seeds; ``None`` if not measured.
 
         Args:
-            name: ``epoch`` for one of training alone, ``balancing`` for one, ``balancing_an_epoch`` for those of an
-                epoch together.
+            name: ``epoch`` of training alone, one ``balancing``, or all of an epoch: ``balancing_an_epoch``.
         """
         measured = name.removesuffix("_an_epoch")
         results = [result for result in self.results.values() if f"{measured}_seconds" in result]
@@ -71,12 +71,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Cell:
-    """A place in a study's table.
+    """Place in a study's table.
 
     Attributes:
-        labels: What it is, by name.
+        labels: Its labels by name.
         tried: The points of its grid.
-        num_seeds: How many each is to be trained with.
+        num_seeds: Number of seeds that each point needs.
     """
 
     labels: Mapping[str, Any]
@@ -85,7 +85,7 @@ class Cell:
 
     @property
     def paper(self) -> PaperResult | None:
-        """What the paper reports for it."""
+        """The paper's result."""
         return next((each.point.paper for each in self.tried if each.point.paper is not None), None)
 
     @cached_property
@@ -96,13 +96,32 @@ class Cell:
         return max(found, key=lambda pair: pair[1].measure.sign(pair[0]))[1] if found else None
 
     @property
+    def runs(self) -> list[RunFolder]:
+        """Complete runs of the best point."""
+        return list(self.best.runs.values()) if self.best is not None else []
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the best point."""
+        return None if self.best is None else self.best.mean
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation of the best point."""
+        return None if self.best is None else self.best.std
+
+    def seconds(self, name: str) -> Seconds | None:
+        """Return seconds of the best point, as `Tried.seconds`."""
+        return None if self.best is None else self.best.seconds(name)
+
+    @property
     def is_complete(self) -> bool:
         """Whether every point of its grid has all its seeds."""
         return all(len(each.results) == self.num_seeds for each in self.tried)
 
     @property
     def outcomes(self) -> dict[int, float]:
-        """Those of the best point."""
+        """Outcomes of the best point."""
         return self.best.outcomes if self.best is not None else {}
 
     @property
@@ -113,15 +132,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a study has found so far.
+    """Results of a study so far.
 
     Attributes:
-        name: Of the study.
-        preset: In which size.
-        seeds: What each point is to be trained with.
-        reference: The labels of what cells are tested against.
-        cells: In order.
-        damaged: What is wrong with runs that are left out.
+        name: Name of the study.
+        preset: Size of the study.
+        seeds: Seeds that each point needs.
+        reference: Labels of the cells that others are tested against.
+        cells: Cells in order.
+        damaged: Damage of runs that are skipped.
     """
 
     name: str
@@ -133,12 +152,12 @@ class Findings:
 
     @property
     def measure(self) -> Measure:
-        """What its runs are judged by."""
+        """Measure by which its runs are judged."""
         return self.cells[0].tried[0].measure if self.cells else ACCURACY
 
     @property
     def num_runs(self) -> tuple[int, int]:
-        """How many runs are complete, and how many there are to be."""
+        """Number of complete runs, and of all runs."""
         tried = [each for cell in self.cells for each in cell.tried]
         return sum(len(each.runs) for each in tried), len(tried) * len(self.seeds)
 
@@ -150,23 +169,59 @@ class Findings:
         recipes = [each.point.recipe(self.seeds[0]) for cell in self.cells for each in cell.tried]
         data = "; ".join(dict.fromkeys(recipe.data_text for recipe in recipes))
         sizes = "; ".join(map(_listed, zip(*(recipe.size_text.split("; ") for recipe in recipes), strict=True)))
-        told = f"preset {self.preset.name}: {data}; {sizes}; seeds {', '.join(map(str, self.seeds))}"
+        text = f"preset {self.preset.name}: {data}; {sizes}; seeds {', '.join(map(str, self.seeds))}"
         done, total = self.num_runs
-        return told if done == total else f"{told}; {done} of {total} runs complete"
+        return text if done == total else f"{text}; {done} of {total} runs complete"
+
+    @property
+    def notes(self) -> list[str]:
+        """Warnings about runs that are damaged, or that none is complete yet."""
+        found = [f"skipped: {damage}" for damage in self.damaged]
+        if self.cells and self.num_runs[0] == 0:
+            found.append(f"no run is complete yet: tempbalance study run {self.name} --preset {self.preset.name}")
+        return found
+
+    @property
+    def reference_text(self) -> str:
+        """Name of the cells that others are tested against."""
+        return ", ".join(label_text(name, value) for name, value in self.reference.items())
 
     def compared_with(self, cell: Cell) -> Cell | None:
-        """The reference of a cell; ``None`` for the reference itself, or where there is none."""
+        """Return the reference of a cell; ``None`` for the reference itself, or where there is none."""
         labels = {**cell.labels, **self.reference}
         return next((each for each in self.cells if each.labels == labels and each is not cell), None)
 
     def against(self, cell: Cell) -> Paired | None:
-        """The paired test of a cell against its reference; ``None`` without one or without common seeds."""
+        """Test a cell against its reference seed by seed; ``None`` without a reference or a common seed."""
         other = self.compared_with(cell)
         return None if other is None else paired(cell.outcomes, other.outcomes)
 
+    @property
+    def verdicts(self) -> list[str]:
+        """Result of each paired test of a balanced method, in words."""
+        found = []
+        for cell in self.cells:
+            test = self.against(cell)
+            if test is None or not str(cell.labels["method"]).startswith("tb"):
+                continue
+            skipped = (*NAMED, *self.reference)
+            others = [label_text(name, value) for name, value in cell.labels.items() if name not in skipped]
+            ours = ", ".join(label_text(name, cell.labels[name]) for name in self.reference)
+            text = verdict_text(test.mean, test.interval, num_seeds=test.num_pairs, points=self.measure.points)
+            other = self.compared_with(cell)
+            so_far = "" if cell.is_complete and (other is None or other.is_complete) else "so far, with runs missing, "
+            where = ", ".join([cell.panel, *others])
+            found.append(f"{where}: {so_far}{ours} against {self.reference_text}: {text}")
+        return found
+
+
+def label_text(name: str, value: Any) -> str:
+    """Return a label in words: a method needs no name before it, a number does."""
+    return pretty(value) if name == "method" else f"{name.replace('_', ' ')} {pretty(value)}"
+
 
 def _listed(texts: Iterable[str]) -> str:
-    """Each once; a first word that all have is said once."""
+    """Join different texts; a first word that all have in common is written once."""
     first, *others = dict.fromkeys(texts)
     word = first.split(" ")[0] + " "
     same = all(each.startswith(word) for each in others)
@@ -174,12 +229,18 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 def find_cells(points: Sequence[Point], seeds: Sequence[int], folder: Path) -> tuple[Cell, ...]:
-    """Read what the runs of points have come to, those of one cell together; damaged ones are left out."""
+    """Read the results of the runs of points, cell by cell; damaged runs are skipped."""
     cells: dict[str, list[Tried]] = {}
     for point in points:
         jobs = {seed: Job(recipe := point.recipe(seed), folder / recipe.id) for seed in seeds}
         runs = {seed: job.run for seed, job in jobs.items() if not job.damage}
         results = {seed: result for seed in runs if (result := jobs[seed].result) is not None}
         tried = Tried(point, {seed: runs[seed] for seed in results}, results)
-        cells.setdefault(repr(sorted(point.cell.items())), []).append(tried)
+        cells.setdefault(cell_key(point), []).append(tried)
     return tuple(Cell(each[0].point.cell, tuple(each), len(seeds)) for each in cells.values())
+
+
+def last_alphas(run: RunFolder) -> list[float]:
+    """Return alpha of every layer at the last scoring of a run."""
+    lines = run.layers
+    return [line["alpha"] for line in lines if line["epoch"] == lines[-1]["epoch"] and line["alpha"] is not None]

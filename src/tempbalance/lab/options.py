@@ -177,7 +177,7 @@ def _read_yaml(text: str) -> Any:
     """
     import yaml  # type: ignore[import-untyped]
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         """Refuses names that come twice, which the plain one takes the last of."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -1,106 +1,257 @@
-"""Points of a study from the paper's tables, and the same made small."""
+"""Points: settings that a study trains, from the paper's grids, in the size of a preset."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from tempbalance.lab.options import NUM_IMAGES
+from tempbalance.lab.kinds import make_task
+from tempbalance.lab.methods import unknown
+from tempbalance.lab.names import pretty
+from tempbalance.lab.options import DATASETS, NUM_IMAGES
 from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow
-from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.paper.statements import stated
 from tempbalance.lab.paper.tables import paper_tables
-from tempbalance.lab.point import Point, Preset
+from tempbalance.lab.recipe import SEEDS, Recipe
+from tempbalance.lab.task import Task
 
 NAMED = ("dataset", "model", "method")
 PAPER_STEPS = 390  # of an epoch of CIFAR at batch 128, in which the paper counts
+DIGITS = {"cifar100": "digits"}  # stand-in of most studies
+_SEARCHED = (
+    "lr", "snr", "scale_range", "tail_fraction", "interval", "restart_epochs", "restart_factor", "lookahead_steps",
+    "lookahead_alpha",
+)  # fmt: skip
 _MIN_EIGENVALUES = 50
-_LIMIT, _TEST_LIMIT = 10_000, 2_000  # images that small presets use, but for the digits, which have fewer
+_LIMIT, _TEST_LIMIT = 10_000, 2_000  # images in small presets; the digits are fewer
 
 
-def table_points(
-    table: str, *varies: str, datasets: Sequence[str] = (), models: Sequence[str] = (), methods: Sequence[str] = ()
-) -> list[Point]:
-    """A point for each setting that a table of the paper lists.
+@dataclass(frozen=True)
+class Preset:
+    """Size of a study.
 
-    Args:
-        table: Its name.
-        varies: Options that make a cell of their own; others are searched for the best.
-        datasets: Only these; none for all.
-        models: Likewise.
-        methods: Likewise.
+    Attributes:
+        name: ``paper``, ``laptop`` or ``smoke``.
+        seeds: Seeds of each point.
+        about: Description in a few words.
+        options: Options set in every recipe; none for the paper's preset.
+        width: Factor on the paper's widths.
+        dataset: Replaces the paper's data; ``None`` for each study's own choice.
     """
-    wanted = {"dataset": datasets, "model": models, "method": methods}
-    found = []
-    for row in paper_tables()[table].rows:
-        if all(not names or getattr(row, label) in names for label, names in wanted.items()):
-            found += [_point(row, options, varies) for options in row.points()]
-    return found
+
+    name: str
+    seeds: tuple[int, ...]
+    about: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    width: float = 1.0
+    dataset: str | None = None
+
+    @property
+    def is_paper(self) -> bool:
+        """Whether it is the paper's own."""
+        return not self.options
 
 
-def _point(row: PaperRow, options: Mapping[str, Any], varies: Sequence[str]) -> Point:
+PRESETS = {
+    "paper": Preset("paper", SEEDS, "the paper's own setting, for GPUs"),
+    "laptop": Preset("laptop", SEEDS[:3], "small real data, minutes to hours on two cores", {"epochs": 12}, 0.25),
+    "smoke": Preset(
+        "smoke", SEEDS[:2], "a few steps, to see that it works", {"epochs": 2, "limit": 256, "test_limit": 128}, 0.125
+    ),
+}
+
+
+def find_preset(name: str, *, dataset: str | None = None) -> Preset:
+    """Return a preset by its name, with its data replaced by a known dataset or a path.
+
+    Raises:
+        ValueError: If there is no such preset, with the closest name, or its data cannot be replaced.
+    """
+    if name not in PRESETS:
+        raise ValueError(unknown("preset", name, PRESETS))
+    if dataset is None:
+        return PRESETS[name]
+    if PRESETS[name].is_paper:
+        raise ValueError(f"dataset must not be given with preset paper, which has the paper's own, got {dataset!r}")
+    if not dataset.strip():
+        raise ValueError(f"dataset must be a name or a path, got {dataset!r}")
+    path = Path(dataset)
+    known = dataset in DATASETS or not (path.suffix or len(path.parts) > 1 or path.exists())  # a bare word is a name
+    return replace(PRESETS[name], dataset=dataset if known else str(path.expanduser().resolve()))
+
+
+@dataclass(frozen=True)
+class Point:
+    """Setting that is trained with each seed.
+
+    Attributes:
+        cell: Labels by name: dataset, model, method and whatever else the study varies. Points with the same labels are
+            a grid, of which the best counts.
+        options: Options of a recipe except the seed; ``kind`` where it is not images.
+        paper: The paper's result for the cell.
+        is_best: Whether the paper's result belongs to this point of the grid.
+        stands_for: The paper's dataset that is replaced, if any.
+    """
+
+    cell: Mapping[str, Any]
+    options: Mapping[str, Any]
+    paper: PaperResult | None = None
+    is_best: bool = False
+    stands_for: str | None = None
+
+    def recipe(self, seed: int) -> Task:
+        """Return the recipe with a seed."""
+        return make_task({**self.options, "seed": seed})
+
+    def settings_text(self, skip: Container[str] = NAMED) -> str:
+        """List the searched and varied options that the method uses, without the labels to skip."""
+        found = {name: self.options[name] for name in _SEARCHED if name in self.options} | dict(self.cell)
+        unused = self.recipe(0).unused
+        used = {name: value for name, value in found.items() if name not in skip and name not in unused}
+        return ", ".join(f"{name} {pretty(value)}" for name, value in used.items())
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Points of a table of the paper, in the size of a preset.
+
+    Attributes:
+        table: Name of the table.
+        cells: Options whose values are separate cells; the others are searched for the best.
+        datasets, models, methods: Only these; empty for all.
+        best: Whether to train only the point of each line whose result the paper reports.
+        vary: An option and its values, each a cell; the paper's result belongs to the first value.
+        stated: More points on CIFAR-100: a network, a method and the statement that has its learning rates.
+        stand_ins: Replacements of the paper's data in small presets; other data are skipped there.
+        smoke: Networks of the smallest preset; empty for all.
+    """
+
+    table: str
+    cells: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    best: bool = False
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    stated: Sequence[tuple[str, str, str]] = ()
+    stand_ins: Mapping[str, str] = field(default_factory=lambda: DIGITS)
+    smoke: tuple[str, ...] = ()
+
+    def __call__(self, preset: Preset) -> list[Point]:
+        """Return the points of a preset."""
+        wanted = {"dataset": self.datasets, "model": self.models, "method": self.methods}
+        found = []
+        for row in paper_tables()[self.table].rows:
+            if all(not names or getattr(row, label) in names for label, names in wanted.items()):
+                found += [_table_point(row, options, self.cells) for options in row.points()]
+        found = [point for point in found if point.is_best or not self.best]
+        for name, values in self.vary.items():
+            found = [_with_value(point, name, value, values[0]) for point in found for value in values]
+        for each in self.stated:
+            found += _stated_points(*each)
+        return reduced(found, preset, self.stand_ins, models=self.smoke)
+
+
+def _table_point(row: PaperRow, options: Mapping[str, Any], cells: Sequence[str]) -> Point:
     names = {name: getattr(row, name) for name in NAMED}
-    chosen = {name: options[name] for name in varies}
+    chosen = {name: options[name] for name in cells}
     results = [each for each in row.results if all(each.options[name] == value for name, value in chosen.items())]
     paper: PaperResult | None = BETTER[row.metric](results, key=lambda each: each.mean) if results else None
     is_best = paper is not None and all(options[name] == value for name, value in paper.options.items())
     return Point({**names, **chosen}, {**names, **options}, paper, is_best)
 
 
-def best_points(table: str, **only: Sequence[str]) -> list[Point]:
-    """Of each line of a table the point whose number the paper reports; ``only`` is as for `table_points`."""
-    return [point for point in table_points(table, **only) if point.is_best]
+def _with_value(point: Point, name: str, value: Any, first: Any) -> Point:
+    cell, options = {**point.cell, name: value}, {**point.options, name: value}
+    return replace(point, cell=cell, options=options, paper=point.paper if value == first else None)
 
 
-def common_settings() -> dict[str, Any]:
-    """The options that the paper states for all its trainings of images."""
-    said = paper_statements()
-    return {name: said[name].value for name in ("epochs", "batch_size", "weight_decay", "momentum")}
-
-
-def varied(points: Sequence[Point], name: str, values: Sequence[Any]) -> list[Point]:
-    """Each point once with each value of an option, a cell each; the paper's number goes for the first value."""
+def _stated_points(model: str, method: str, statement: str) -> list[Point]:
+    """Return a point for each learning rate that the text states; the lab's default is taken as the best."""
+    names = {"dataset": "cifar100", "model": model, "method": method}
+    usual = Recipe(method=method).lr
     return [
-        replace(
-            point,
-            cell={**point.cell, name: value},
-            options={**point.options, name: value},
-            paper=point.paper if value == values[0] else None,
-        )
-        for point in points
-        for value in values
+        Point(names, {**common_settings(), **names, "lr": rate}, is_best=rate == usual) for rate in stated(statement)
     ]
 
 
-def reduced(
-    points: Sequence[Point], preset: Preset, data: Mapping[str, str], *, models: Sequence[str] = ()
-) -> list[Point]:
-    """The paper's points as a preset has them.
+def common_settings() -> dict[str, Any]:
+    """Return the options that the paper states for all its trainings of images."""
+    return {name: stated(name) for name in ("epochs", "batch_size", "weight_decay", "momentum")}
 
-    The paper's preset has all of them. In others the data are replaced, of each grid only the paper's best point is
-    trained, or the first where the paper does not say, and widths and epochs are smaller.
+
+@dataclass(frozen=True)
+class Variants:
+    """ResNet18 at the settings that the paper found best for TB, with other options; no number of the paper's.
+
+    On a laptop it trains on Fashion-MNIST instead of CIFAR-10, with half the preset's width.
+
+    Attributes:
+        options: Options by the name of the variant, which takes the place of a method. The smallest preset trains the
+            first three.
+        laptop: Variants that a laptop has time for; empty for all.
+    """
+
+    options: Mapping[str, Mapping[str, Any]]
+    laptop: tuple[str, ...] = ()
+
+    def __call__(self, preset: Preset) -> list[Point]:
+        """Return the points of a preset."""
+        small = {"width": 0.125, "limit": 4_000} if preset.name == "laptop" else {}
+        names = self.laptop if self.laptop and preset.name == "laptop" else tuple(self.options)
+        stand_ins = {"cifar10": "fashion_mnist"}
+        best = Grid("main", (), ("cifar10", "cifar100"), ("resnet18",), ("tb",), best=True, stand_ins=stand_ins)
+        return [
+            replace(
+                point,
+                cell={**point.cell, "method": name},
+                options={"method": "tb", **point.options, **small, **self.options[name]},
+                paper=None,
+                is_best=False,
+            )
+            for point in best(preset)
+            for name in names[: 3 if preset.name == "smoke" else None]
+        ]
+
+
+def reduced(
+    points: Sequence[Point], preset: Preset, data: Mapping[str, str] = DIGITS, *, models: Sequence[str] = ()
+) -> list[Point]:
+    """Return the paper's points in the size of a preset.
+
+    The paper's preset has all of them. The others replace the data, train only the paper's best point of each grid, or
+    the first where the paper names none, and have smaller widths and fewer epochs. A start of balancing after the last
+    epoch is skipped.
 
     Args:
-        points: The paper's.
-        preset: Which.
-        data: What stands in for each of the paper's datasets; points on others are left out.
-        models: For the smallest preset, only these; none for all.
+        points: The paper's points.
+        preset: Their size.
+        data: Replacements of the paper's datasets; points on others are skipped.
+        models: Networks of the smallest preset; empty for all.
     """
     if preset.is_paper:
         return list(points)
     is_smoke = preset.name == "smoke"
-    cells: dict[str, list[Point]] = {}
+    grids: dict[str, list[Point]] = {}
     for point in points:
         if point.cell["dataset"] in data and not (is_smoke and models and point.cell["model"] not in models):
-            cells.setdefault(repr(sorted(point.cell.items())), []).append(point)
-    chosen = [next((each for each in grid if each.is_best), grid[0]) for grid in cells.values()]
+            grids.setdefault(cell_key(point), []).append(point)
     small: dict[str, Point] = {}
-    for point in chosen:
+    for grid in grids.values():
+        point = next((each for each in grid if each.is_best), grid[0])
         stand_in = "digits" if is_smoke else data[point.cell["dataset"]]
         each = _small(point, preset, preset.dataset or stand_in)
-        small.setdefault(repr(sorted(each.cell.items())), each)
+        if each.options.get("start", 0) < each.options["epochs"]:
+            small.setdefault(cell_key(each), each)
     return list(small.values())
+
+
+def cell_key(point: Point) -> str:
+    """Return the same text for all points of a cell."""
+    return repr(sorted(point.cell.items()))
 
 
 def _small(point: Point, preset: Preset, dataset: str) -> Point:
@@ -120,7 +271,7 @@ def _small(point: Point, preset: Preset, dataset: str) -> Point:
 
 
 def steps_like(iterations: int, options: Mapping[str, Any]) -> int:
-    """The same share of an epoch as so many iterations are of the paper's, in steps of an epoch of these options."""
+    """Convert iterations of the paper's epoch to the same share of an epoch with these options, in steps."""
     num_images = _num_training(options["dataset"])
     num_steps = min(num_images, options.get("limit") or num_images) // int(options["batch_size"])
     return max(1, round(iterations * num_steps / PAPER_STEPS))
@@ -128,7 +279,7 @@ def steps_like(iterations: int, options: Mapping[str, Any]) -> int:
 
 @cache
 def _num_training(dataset: str) -> int:
-    """How many images there are to train with; somebody's own are counted."""
+    """Return the number of training images, which are counted unless the dataset is known."""
     if dataset in NUM_IMAGES:
         return NUM_IMAGES[dataset][0]
     from tempbalance.lab.data import load_data

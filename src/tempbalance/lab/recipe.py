@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tempbalance.lab.balancing import BALANCING_RULES, UNUSED_ALONE, BalancingTask
-from tempbalance.lab.measure import ACCURACY
 from tempbalance.lab.methods import find_method
-from tempbalance.lab.names import pretty
+from tempbalance.lab.names import ACCURACY, pretty
 from tempbalance.lab.options import CHOICES, DATASETS, NUM_IMAGES, RULES, check_dataset
 from tempbalance.report.text import shown
 

@@ -1,50 +1,38 @@
-"""What a study is: settings to train, and the tables and charts made of their runs.
+"""Studies: what is trained, against what it is tested, and how the results are presented.
 
-A study is a file in `tempbalance.lab.studies` with a ``STUDY``: what it is about and two functions. ``points`` says
-what is trained in a preset, ``present`` makes tables and charts of what was found. Nothing else need know of it.
+Each module of `tempbalance.lab.studies` has ``STUDIES``, a tuple of `Study`. A study is added by one entry there.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
 
 from tempbalance.lab import studies as folder_of_studies
 from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.jobs import Job
+from tempbalance.lab.kinds import make_task
 from tempbalance.lab.methods import unknown
-from tempbalance.lab.point import Point, Preset
+from tempbalance.lab.names import pretty
+from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.recipe import SEEDS
-from tempbalance.lab.tables import ResultTable
+from tempbalance.report.study_page import Report
+from tempbalance.runlog import RunFolder, RunFolderError
 
-if TYPE_CHECKING:
-    import altair as alt
+_COLUMNS = {"data": "dataset", "network": "model"}  # names of labels in reports
 
 
 class StudyError(Exception):
-    """A file that holds no study."""
-
-
-@dataclass(frozen=True)
-class Presentation:
-    """What a study shows.
-
-    Attributes:
-        tables: At least one.
-        charts: By name, which becomes that of a file.
-        captions: What each chart shows, by the same names.
-        notes: Sentences about what was found.
-    """
-
-    tables: Sequence[ResultTable]
-    charts: Mapping[str, alt.TopLevelMixin]
-    captions: Mapping[str, str]
-    notes: Sequence[str] = ()
+    """A module without studies, or a study that is defined twice."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +40,14 @@ class Study:
     """An experiment.
 
     Attributes:
-        name: That of its file.
-        title: What it asks.
-        figures: The labels of the paper's figures that show it.
+        name: Name on the command line.
+        title: The question it asks.
         varies: What is varied, in a few words.
-        points: What is trained in a preset.
-        present: What is made of it.
-        num_seeds: How many seeds, where not as many as the preset's: in all presets, or in some by name.
-        reference: The labels of what others are tested against, seed by seed.
+        points: Returns the points of a preset.
+        present: Returns tables and charts of the findings.
+        figures: Labels of the paper's figures that show it.
+        reference: Labels of the cells that others are tested against, seed by seed.
+        num_seeds: Number of seeds where it is not the preset's: in all presets, or by the name of the preset.
         is_timed: Whether it measures times, so that its runs are trained one at a time.
         evaluate: Works on complete runs once all are trained, and keeps in their folders what ``present`` reads there;
             is given the findings and the folder of downloads.
@@ -67,64 +55,170 @@ class Study:
 
     name: str
     title: str
-    figures: tuple[str, ...]
     varies: str
     points: Callable[[Preset], list[Point]]
-    present: Callable[[Findings], Presentation]
-    num_seeds: int | Mapping[str, int] | None = None
+    present: Callable[[Findings], Report]
+    figures: tuple[str, ...] = ()
     reference: Mapping[str, Any] = field(default_factory=lambda: {"method": "cal"})
+    num_seeds: int | Mapping[str, int] | None = None
     is_timed: bool = False
     evaluate: Callable[[Findings, Path | None], None] | None = None
 
     def seeds(self, preset: Preset) -> tuple[int, ...]:
-        """What each point is trained with."""
+        """Return the seeds of each point."""
         given = self.num_seeds.get(preset.name) if isinstance(self.num_seeds, Mapping) else self.num_seeds
         return preset.seeds if given is None else SEEDS[:given]
 
+    def choose(self, preset: Preset, only: Mapping[str, Sequence[str]]) -> list[Point]:
+        """Return the points of a preset that have one of the given values of each given label.
+
+        Raises:
+            ValueError: If there is no such label, or no point has a value.
+        """
+        found = self.points(preset)
+        for given, wanted in only.items():
+            name = _COLUMNS.get(given, given)
+            labels = dict.fromkeys(label for point in found for label in point.cell)
+            if name not in labels:
+                raise ValueError(f"{self.name}: {unknown('label', name, labels)}")
+            for each in wanted:
+                if not any(_is_meant(each, point.cell[name]) for point in found):
+                    values = (point.cell[name] for point in found)
+                    plain = dict.fromkeys(each if isinstance(each, str) else pretty(each) for each in values)
+                    raise ValueError(f"{self.name}: {unknown(name, each, plain)}")
+            found = [point for point in found if any(_is_meant(each, point.cell[name]) for each in wanted)]
+        return found
+
     def jobs(self, preset: Preset, points: Sequence[Point], folder: Path) -> list[Job]:
-        """The runs that points need, each once, all seeds of a point together; a folder's name is the recipe's id."""
+        """Return the runs that points need, each once, all seeds of a point together; a folder is named by its id."""
         recipes = [point.recipe(seed) for point in points for seed in self.seeds(preset)]
-        return list({recipe.id: Job(recipe, folder / recipe.id) for recipe in recipes}.values())
+        return list({name: Job(recipe, folder / name) for recipe in recipes for name in [recipe.id]}.values())
+
+    def num_runs(self, preset: Preset) -> int:
+        """Return the number of different runs, which is the same for each seed."""
+        seeds = self.seeds(preset)
+        return len({point.recipe(seeds[0]).id for point in self.points(preset)}) * len(seeds)
 
     def find(self, preset: Preset, points: Sequence[Point], folder: Path) -> Findings:
-        """What the runs of points have come to so far."""
+        """Read the results of the runs of points so far."""
         seeds = self.seeds(preset)
         damaged = tuple(damage for job in self.jobs(preset, points, folder) if (damage := job.damage))
         return Findings(self.name, preset, seeds, self.reference, find_cells(points, seeds, folder), damaged)
 
+    def report(self, findings: Findings) -> Report:
+        """Return what the study presents, with its headings and with warnings about runs."""
+        figures = f"; the paper's figure {', '.join(self.figures)}" if self.figures else ""
+        about = f"{self.varies}{figures}."
+        shown = self.present(findings)
+        return replace(
+            shown,
+            study=self.name,
+            preset=findings.preset.name,
+            title=f"{self.name}: {self.title}",
+            subtitle=findings.subtitle,
+            about=about[0].upper() + about[1:],
+            notes=[*findings.notes, *shown.notes],
+        )
+
+
+def _is_meant(given: str, value: object) -> bool:
+    """Whether a value is given as recipes or as reports write it."""
+    return given.lower() in (str(value).lower(), pretty(value).lower())
+
 
 @cache
 def all_studies() -> Mapping[str, Study]:
-    """All studies by name.
+    """Return all studies by name, in alphabetical order.
 
     Raises:
-        StudyError: If a file has none.
+        StudyError: If a module cannot be loaded, has no studies, or defines one again.
     """
-    names = sorted(module.name for module in pkgutil.iter_modules(folder_of_studies.__path__))
-    return {name: _load(name) for name in names}
-
-
-def _load(name: str) -> Study:
-    """The study in a file.
-
-    Raises:
-        StudyError: If there is none, or it is called otherwise.
-    """
-    try:
-        study = import_module(f"{folder_of_studies.__name__}.{name}").STUDY
-    except Exception as err:
-        raise StudyError(f"the study in {name}.py cannot be loaded: {type(err).__name__}: {err}") from err
-    if not isinstance(study, Study) or study.name != name:
-        raise StudyError(f"{name}.py must have a STUDY that is called {name!r}, got {getattr(study, 'name', study)!r}")
-    return study
+    found: dict[str, Study] = {}
+    for module in pkgutil.iter_modules(folder_of_studies.__path__):
+        try:
+            studies = import_module(f"{folder_of_studies.__name__}.{module.name}").STUDIES
+        except Exception as err:
+            raise StudyError(f"the studies in {module.name}.py cannot be loaded: {type(err).__name__}: {err}") from err
+        for study in studies:
+            if not isinstance(study, Study) or study.name in found:
+                raise StudyError(
+                    f"STUDIES in {module.name}.py must be studies with different names, got "
+                    f"{getattr(study, 'name', study)!r}"
+                )
+            found[study.name] = study
+    return dict(sorted(found.items()))
 
 
 def find_study(name: str) -> Study:
-    """A study by its name.
+    """Return a study by its name.
 
     Raises:
-        ValueError: If there is none; it names the closest.
+        ValueError: If there is none, with the closest name.
     """
     if name not in all_studies():
         raise ValueError(unknown("study", name, all_studies()))
     return all_studies()[name]
+
+
+def read_only(given: Iterable[str]) -> dict[str, list[str]]:
+    """Read ``NAME=VALUE`` as values by name.
+
+    Raises:
+        ValueError: If there is no ``=``.
+    """
+    found: dict[str, list[str]] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not (name and equals and value):
+            raise ValueError(f"only must be NAME=VALUE, such as model=resnet18, got {each!r}")
+        found.setdefault(name.strip(), []).append(value.strip())
+    return found
+
+
+def jobs_of_all(
+    chosen: Mapping[str, Sequence[Point]], studies: Sequence[Study], preset: Preset, folder: Path
+) -> list[Job]:
+    """Return the runs that studies need, each once."""
+    jobs = [job for study in studies for job in study.jobs(preset, chosen[study.name], folder)]
+    return list({job.folder: job for job in jobs}.values())
+
+
+def known_jobs(folder: Path) -> list[Job]:
+    """Return all runs in a folder that can be read, from which times are estimated."""
+    found = []
+    for path in sorted(folder.glob("*/recipe.json")):
+        try:
+            content = RunFolder(path.parent).recipe or {}
+            job = Job(make_task(content.get("recipe") or {"": ""}), path.parent)
+        except (RunFolderError, ValueError, TypeError, AttributeError):  # of another kind or version
+            continue
+        if not job.damage:
+            found.append(job)
+    return found
+
+
+def plan_table(study: Study, preset: Preset, points: Sequence[Point], folder: Path) -> Table:
+    """Return a table of all points with the number of runs, and of complete runs."""
+    table = Table(title=f"{study.name}, preset {preset.name}", title_justify="left")
+    for name in ("data", "network", "method", "setting"):
+        table.add_column(name, overflow="fold")
+    table.add_column("runs", justify="right")
+    table.add_column("done", justify="right")
+    for point in points:
+        jobs = study.jobs(preset, [point], folder)
+        done = sum(job.state == "done" for job in jobs)
+        names = (pretty(point.cell["model"]), pretty(point.cell["method"]), point.settings_text())
+        table.add_row(*map(Text, (jobs[0].recipe.data_text, *names)), str(len(jobs)), str(done))
+    return table
+
+
+def totals_text(jobs: Sequence[Job]) -> str:
+    """Return the number of runs, in all and by method.
+
+    Example:
+        >>> totals_text([])
+        '0 runs'
+    """
+    counts = Counter(pretty(vars(job.recipe)["method"]) for job in jobs)
+    methods = ", ".join(f"{number} {name}" for name, number in counts.items())
+    return f"{len(jobs)} run{'s' * (len(jobs) != 1)}" + (f": {methods}" if methods else "")

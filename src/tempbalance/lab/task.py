@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from tempbalance.lab.measure import Measure
+from tempbalance.lab.names import Measure
 from tempbalance.lab.options import Rule, check_options, read_options
 
 T = TypeVar("T", bound="Task")
@@ -89,8 +89,8 @@ class Task:
     def key(self) -> dict[str, Any]:
         """What tells a run from others: the options that matter and are not at their defaults."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        values = dataclasses.asdict(self)
-        return {name: value for name, value in values.items() if value != defaults[name] and name not in self.unused}
+        unused = self.unused
+        return {name: value for name, value in vars(self).items() if value != defaults[name] and name not in unused}
 
     @property
     def id(self) -> str:

@@ -9,15 +9,16 @@ from typing import Any
 import altair as alt
 
 from tempbalance.report.look import COLOURS, DATA, FAINT, INK, names_param
-from tempbalance.report.study_data import check, numbered
-from tempbalance.report.study_look import (
+from tempbalance.report.panels import (
     Datum,
     by_sign,
+    check,
     error_rule,
     finish_study,
     grid,
     label_axis,
     log_axis,
+    numbered,
     of_panel,
     panel_title,
     panel_width,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from tempbalance.report.statistics import paired
 from tempbalance.report.text import finite
 from tempbalance.runlog import Line, RunFolder, RunFolderError
 
@@ -134,12 +135,16 @@ def _first_alike(group: Group, groups: Sequence[Group]) -> Group:
 
 
 def _summary(group: Group, first: Group) -> Summary:
-    accuracies, theirs = group.accuracies, first.accuracies
-    pairs = [] if group is first else [value - theirs[seed] for seed, value in accuracies.items() if seed in theirs]
-    mean, std = _mean_and_std(list(accuracies.values()))
-    difference, difference_std = _mean_and_std(pairs)
-    return Summary(group.label, len(group.runs), len(accuracies), mean, std, difference, difference_std, len(pairs))
-
-
-def _mean_and_std(values: list[float]) -> tuple[float | None, float | None]:
-    return fmean(values) if values else None, stdev(values) if len(values) > 1 else None
+    accuracies = group.accuracies
+    values = list(accuracies.values())
+    test = None if group is first else paired(accuracies, first.accuracies)
+    return Summary(
+        group.label,
+        num_runs=len(group.runs),
+        num_complete=len(values),
+        mean=fmean(values) if values else None,
+        std=stdev(values) if len(values) > 1 else None,
+        difference=test.mean if test else None,
+        difference_std=test.std if test else None,
+        num_pairs=test.num_pairs if test else 0,
+    )

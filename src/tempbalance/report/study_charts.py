@@ -1,29 +1,38 @@
-"""Charts of studies that compare: bars of methods, and lines over what varies."""
+"""Charts that compare settings: bars, lines over an option, and seconds of balancing.
+
+Each chart takes its data in the order of the panels, a title, and a subtitle with preset and data. It raises
+a ValueError without data, or if two items have the same place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
 from tempbalance.report.look import BLUE, DATA, FAINT, INK, RED, by_method, names_param
-from tempbalance.report.study_data import Bar, Dot, check, ends, numbered, zoomed
-from tempbalance.report.study_look import (
+from tempbalance.report.panels import (
     HEIGHT,
     Datum,
+    Panel,
     Signs,
     by_sign,
+    check,
+    ends,
     error_rule,
     finish_study,
     grid,
     label_axis,
     log_axis,
     measure_axis,
-    num_columns,
+    numbered,
     of_panel,
     panel_title,
     panel_width,
+    panels_chart,
+    zoomed,
 )
 from tempbalance.report.text import finite, shown
 
@@ -33,43 +42,82 @@ _SIGNS = {_SETTING: ("M-1,-1L1,1M-1,1L1,-1", "#6f7a86"), _PAPER: ("diamond", "#b
 _NOTE = "Error bars: one standard deviation. Axes do not begin at 0."
 
 
+@dataclass(frozen=True)
+class Bar:
+    """One bar: a method, an assignment, a range or a tail in a panel.
+
+    Attributes:
+        panel: Network and data.
+        label: Printed under the bar.
+        mean, std: Over the seeds; a mean of ``None`` leaves the place empty.
+        crosses: Mean of each hyperparameter setting that was tried.
+        paper: The paper's mean.
+        seconds, seconds_std: Mean and standard deviation of its seconds.
+    """
+
+    panel: str
+    label: str
+    mean: float | None
+    std: float | None
+    crosses: tuple[float, ...] = ()
+    paper: float | None = None
+    seconds: float | None = None
+    seconds_std: float | None = None
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One point of a line: the mean and standard deviation of a series (a method) at ``x``, and the paper's mean."""
+
+    panel: str
+    series: str
+    x: float
+    mean: float | None
+    std: float | None
+    paper: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one epoch of training and of one balancing, with their standard deviations."""
+
+    panel: str
+    label: str
+    epoch: float | None
+    epoch_std: float | None
+    balancing: float | None
+    balancing_std: float | None
+
+
 def bar_chart(
     bars: Sequence[Bar], *, title: str, subtitle: str, y_title: str, seconds_title: str | None = None
 ) -> alt.TopLevelMixin:
-    """Bars with error bars in panels side by side, each with an axis of its own that is zoomed to its data.
-
-    Args:
-        bars: In the order in which the panels, and the bars in them, stand.
-        title: What is compared.
-        subtitle: Preset and data.
-        y_title: What the bars measure, and its unit.
-        seconds_title: What the seconds are of; with it they are drawn as a line on a second axis.
-
-    Raises:
-        ValueError: If there are no bars, or two of one label in a panel.
-    """
+    """Draw bars with error bars in panels, each with its own axis; with ``seconds_title``, seconds on a second axis."""
     check(bars, "bar", lambda bar: (bar.panel, bar.label))
     panels, labels = numbered(bar.panel for bar in bars), numbered(bar.label for bar in bars)
     data = [_bar_datum(bar, panels[bar.panel], labels[bar.label]) for bar in bars]
     used = _used(data, with_seconds=seconds_title is not None)
-    columns = num_columns(len(panels))
-    width = panel_width(columns, axes=58 if seconds_title is None else 100)
-    charts = []
-    for name, number in panels.items():
-        mine = [datum for datum in data if datum["panel"] == number]
-        base = of_panel(alt.Chart(DATA), number)
-        base = base.encode(x=label_axis([datum["label"] for datum in mine], list(labels), width))
-        aside = min(10.0, width / len(mine) / 5)  # other signs stand beside the error bar, so that none hides another
-        chart = alt.layer(*_bar_layers(base, mine, y_title if number % columns == 0 else None, used, aside))
-        if seconds_title is not None:
-            is_last = number % columns == columns - 1 or number == len(panels) - 1
-            line = alt.layer(*_second_layers(base, mine, seconds_title if is_last else None, used, aside))
-            chart = alt.layer(chart, line).resolve_scale(y="independent")
-        charts.append(chart.properties(width=width, height=HEIGHT, title=panel_title(name, width)))
+
+    def draw(panel: Panel) -> Any:
+        base = panel.base.encode(x=label_axis(panel.column("label"), list(labels), panel.width))
+        aside = min(
+            10.0, panel.width / len(panel.data) / 5
+        )  # signs stand next to the error bar, so that none is hidden
+        chart = alt.layer(*_bar_layers(base, panel, y_title, used, aside))
+        if seconds_title is None:
+            return chart
+        is_last = panel.number % panel.columns == panel.columns - 1 or panel.number == len(panels) - 1
+        line = alt.layer(*_second_layers(base, panel.data, seconds_title if is_last else None, used, aside))
+        return alt.layer(chart, line).resolve_scale(y="independent")
+
     missing = sum(datum["mean"] is None for datum in data)
-    return finish_study(
-        grid(charts, columns=columns).add_params(names_param("label_names", list(labels))),
+    return panels_chart(
+        list(panels),
         data,
+        draw,
+        axes=58 if seconds_title is None else 100,
+        names={"label_names": list(labels)},
         title=title,
         subtitle=subtitle,
         note=_NOTE,
@@ -95,8 +143,8 @@ def _bar_datum(bar: Bar, panel: int, label: int) -> Datum:
     }
 
 
-def _used(data: Sequence[Datum], *, with_seconds: bool) -> Signs:
-    """The signs that the chart has, for its legend."""
+def _used(data: Sequence[Datum], *, with_seconds: bool = False) -> Signs:
+    """Return the signs that the chart has, for its legend."""
     there = {
         _SETTING: any(datum.get("crosses") for datum in data),
         _PAPER: any(datum["paper"] is not None for datum in data),
@@ -110,15 +158,14 @@ def _values(data: Sequence[Datum]) -> list[float | None]:
     return plain + [value for datum in data for value in datum.get("crosses", ())]
 
 
-def _bar_layers(
-    base: alt.Chart, data: Sequence[Datum], y_title: str | None, used: Signs, aside: float
-) -> Iterator[alt.Chart]:
-    domain = zoomed(_values(data))
-    y = measure_axis("mean:Q", y_title, domain)
+def _bar_layers(base: alt.Chart, panel: Panel, y_title: str, used: Signs, aside: float) -> Iterator[alt.Chart]:
+    domain = zoomed(_values(panel.data))
+    y = measure_axis("mean:Q", panel.first(y_title), domain)
     bars = base.transform_filter("isValid(datum.mean)").transform_calculate(
         name="label_names[datum.label]", floor=str(domain[0] if domain else 0)
     )
-    yield bars.mark_bar(fill=BLUE, fillOpacity=0.35, stroke=BLUE).encode(y=y, y2="floor:Q", tooltip=_told(data))
+    tooltip = _tooltips(panel.data)
+    yield bars.mark_bar(fill=BLUE, fillOpacity=0.35, stroke=BLUE).encode(y=y, y2="floor:Q", tooltip=tooltip)
     empty = base.transform_filter("!isValid(datum.mean)")
     words = empty.mark_text(text="no run yet", angle=270, align="left", fontSize=10, color=FAINT, aria=False)
     yield words.encode(y=alt.value(HEIGHT - 6))
@@ -133,8 +180,8 @@ def _bar_layers(
         yield points.encode(y=alt.Y("paper:Q"), **by_sign(used))
 
 
-def _told(data: Sequence[Datum]) -> list[alt.Tooltip]:
-    """The name that was calculated, and the numbers that there are."""
+def _tooltips(data: Sequence[Datum]) -> list[alt.Tooltip]:
+    """Return the calculated name, and the numbers that there are."""
     titles = {"mean": "mean", "low": "mean - sd", "high": "mean + sd", "paper": "paper", "seconds": "seconds"}
     there = [field for field in titles if any(datum[field] is not None for datum in data)]
     numbers = [alt.Tooltip(f"{field}:Q", title=titles[field], format=".4g") for field in there]
@@ -144,7 +191,7 @@ def _told(data: Sequence[Datum]) -> list[alt.Tooltip]:
 def _second_layers(
     base: alt.Chart, data: Sequence[Datum], title: str | None, used: Signs, aside: float
 ) -> Iterator[alt.Chart]:
-    """Seconds as a line on the right-hand axis, from 0."""
+    """Draw seconds as a line on the right-hand axis, from 0."""
     there = [datum[name] for datum in data for name in ("seconds", "seconds_high") if datum[name] is not None]
     domain = (0.0, 1.15 * max(there)) if there and max(there) > 0 else None
     y = measure_axis("seconds:Q", title, domain, orient="right", grid=False, titleColor=RED, labelColor=RED)
@@ -164,19 +211,9 @@ def line_chart(
     log_x: bool = False,
     log_y: bool = False,
 ) -> alt.TopLevelMixin:
-    """Lines with points and error bars for each series in panels, each with an axis that is zoomed to its data.
+    """Draw lines with points and error bars for each series, in panels with their own axes.
 
-    Args:
-        dots: In the order in which panels and series stand.
-        title: What is compared.
-        subtitle: Preset and data.
-        x_title: What varies, and its unit.
-        y_title: What is measured, and its unit.
-        log_x: Whether ``x`` is on a log axis.
-        log_y: Whether what is measured is; an error bar that goes down to 0 ends at the axis.
-
-    Raises:
-        ValueError: If there are no dots, two of one series at one place, or an ``x`` that its axis has no place for.
+    On a log axis an error bar that reaches 0 ends at the axis, and an ``x`` of 0 or less is refused.
     """
     check(dots, "dot", lambda dot: (dot.panel, dot.series, dot.x))
     for dot in dots:
@@ -184,21 +221,20 @@ def line_chart(
             raise ValueError(f"x of a dot must be {'above 0' if log_x else 'a finite number'}, got {dot.x!r}")
     panels, series = numbered(dot.panel for dot in dots), numbered(dot.series for dot in dots)
     data = [_dot_datum(dot, panels[dot.panel], series[dot.series]) for dot in dots]
-    columns = num_columns(len(panels))
-    width = panel_width(columns)
-    charts = []
-    for name, number in panels.items():
-        mine = [datum for datum in data if datum["panel"] == number]
-        base = of_panel(alt.Chart(DATA), number).encode(x=_varying_axis(mine, x_title, width, log_x=log_x))
-        y = _measured_axis(mine, y_title if number % columns == 0 else None, log_y=log_y)
-        chart = alt.layer(*_line_layers(base, mine, y, by_method(len(series))))
-        charts.append(chart.properties(width=width, height=HEIGHT, title=panel_title(name, width)))
-    return finish_study(
-        grid(charts, columns=columns).add_params(names_param("method_names", list(series))),
+
+    def draw(panel: Panel) -> Any:
+        base = panel.base.encode(x=_varying_axis(panel, x_title, log_x=log_x))
+        y = _measured_axis(panel.data, panel.first(y_title), log_y=log_y)
+        return alt.layer(*_line_layers(base, panel.data, y, by_method(len(series))))
+
+    return panels_chart(
+        list(panels),
         data,
+        draw,
+        names={"method_names": list(series)},
         title=title,
         subtitle=subtitle,
-        note=f"{_NOTE}{' Hollow diamonds: the paper.' if _PAPER in _used(data, with_seconds=False) else ''}",
+        note=f"{_NOTE}{' Hollow diamonds: the paper.' if _PAPER in _used(data) else ''}",
         description=f"{y_title} over {x_title} for {len(series)} series in {len(panels)} panels: mean and one "
         "standard deviation. The axes are zoomed and do not begin at 0.",
     )
@@ -219,10 +255,10 @@ def _dot_datum(dot: Dot, panel: int, method: int) -> Datum:
     return {"panel": panel, "method": method, "x": finite(dot.x, 9), **numbers, "seconds": finite(dot.seconds)}
 
 
-def _varying_axis(data: Sequence[Datum], title: str, width: int, *, log_x: bool) -> alt.X:
-    """An axis with a tick at each value that was tried, where there are few."""
-    tried = sorted({datum["x"] for datum in data})
-    ticks: dict[str, Any] = {"values": tried} if len(tried) <= width // 24 else {"tickCount": 5}
+def _varying_axis(panel: Panel, title: str, *, log_x: bool) -> alt.X:
+    """Return an axis with a tick at each value that was tried, where there are few."""
+    tried = sorted(set(panel.column("x")))
+    ticks: dict[str, Any] = {"values": tried} if len(tried) <= panel.width // 24 else {"tickCount": 5}
     domain = (tried[0], tried[-1]) if len(tried) > 1 else zoomed(tried) or ()
     scale = alt.Scale(type="log" if log_x else "linear", domain=list(domain), nice=False, padding=14)
     # an axis' own format would round 0.025 to the distance of its ticks
@@ -235,8 +271,69 @@ def _line_layers(base: alt.Chart, data: Sequence[Datum], y: alt.Y, looks: dict[s
     yield measured.mark_line(strokeWidth=2, aria=False).encode(y=y, **looks)
     yield error_rule(base).encode(color=looks["color"])
     named = measured.transform_calculate(name="method_names[datum.method]")
-    yield named.mark_point(size=36, filled=True, opacity=1).encode(y=y, color=looks["color"], tooltip=_told(data))
-    if _PAPER in _used(data, with_seconds=False):
+    yield named.mark_point(size=36, filled=True, opacity=1).encode(y=y, color=looks["color"], tooltip=_tooltips(data))
+    if _PAPER in _used(data):
         papers = base.transform_filter("isValid(datum.paper)").encode(y=alt.Y("paper:Q"), color=looks["color"])
         yield papers.mark_line(strokeWidth=1, strokeDash=[1, 2], aria=False)
         yield papers.mark_point(shape="diamond", size=45, strokeWidth=1.6, fill="white", opacity=1)
+
+
+_KINDS = {"one epoch": ("circle", BLUE), "one balancing": ("square", RED)}
+
+
+def timing_chart(timings: Sequence[Timing], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Draw seconds of one epoch and of one balancing on a log axis, and next to them the increment in percent."""
+    check(timings, "timing", lambda timing: (timing.panel, timing.label))
+    panels, labels = numbered(each.panel for each in timings), numbered(each.label for each in timings)
+    data = [_timing_datum(each, panels[each.panel], labels[each.label]) for each in timings]
+    width = panel_width(2)
+    charts = []
+    for name, number in panels.items():
+        mine = [datum for datum in data if datum["panel"] == number]
+        base = of_panel(alt.Chart(DATA), number)
+        base = base.encode(x=label_axis([datum["label"] for datum in mine], list(labels), width))
+        for layers in (_timing_layers(base, mine), _increment_layers(base, mine)):
+            charts.append(alt.layer(*layers).properties(width=width, height=HEIGHT, title=panel_title(name, width)))
+    return finish_study(
+        grid(charts, columns=2).add_params(names_param("label_names", list(labels))),
+        data,
+        title=title,
+        subtitle=subtitle,
+        note="Left: error bars are one standard deviation. Right: one balancing in percent of one epoch.",
+        description=f"Seconds of one epoch and of one balancing for {len(timings)} networks in {len(panels)} panels, "
+        "and how much longer an epoch with one balancing takes, in percent.",
+    )
+
+
+def _timing_datum(timing: Timing, panel: int, label: int) -> Datum:
+    datum: Datum = {"panel": panel, "label": label}
+    for name in ("epoch", "balancing"):
+        seconds = finite(getattr(timing, name), 9)
+        seconds = seconds if seconds is not None and seconds > 0 else None
+        low, high = ends(seconds, getattr(timing, f"{name}_std"))
+        if low is not None and seconds is not None:
+            low = max(low, seconds / 10)  # a log axis has no place for 0: the error bar ends within the picture
+        datum |= {name: seconds, f"{name}_low": low, f"{name}_high": high}
+    epoch, balancing = datum["epoch"], datum["balancing"]
+    return {**datum, "increment": None if epoch is None or balancing is None else finite(100 * balancing / epoch)}
+
+
+def _timing_layers(base: alt.Chart, data: Sequence[Datum]) -> Iterator[alt.Chart]:
+    fields = [f"{name}{end}" for name in ("epoch", "balancing") for end in ("", "_low", "_high")]
+    there = [datum[field] for datum in data for field in fields if datum[field] is not None]
+    options = log_axis((min(there) / 1.5, max(there) * 1.5) if there else (0.1, 1.0))
+    for name, (kind, (_, colour)) in zip(("epoch", "balancing"), _KINDS.items(), strict=True):
+        y = alt.Y(f"{name}:Q", title="seconds (log)", **options)
+        there_is = base.transform_filter(f"isValid(datum.{name})").transform_calculate(sign=f"'{kind}'")
+        yield there_is.mark_line(color=colour, strokeWidth=1.5, aria=False).encode(y=y)
+        yield error_rule(there_is, low=f"{name}_low", high=f"{name}_high", color=colour)
+        tooltip = alt.Tooltip(f"{name}:Q", title=f"seconds of {kind}", format=".4g")
+        yield there_is.mark_point(size=50, filled=True, opacity=1).encode(y=y, tooltip=tooltip, **by_sign(_KINDS))
+
+
+def _increment_layers(base: alt.Chart, data: Sequence[Datum]) -> Iterator[alt.Chart]:
+    there = [datum["increment"] for datum in data if datum["increment"] is not None]
+    y = measure_axis("increment:Q", "increment, %", (0.0, 1.2 * max(there)) if there else None)
+    drawn = base.transform_filter("isValid(datum.increment)")
+    yield drawn.mark_bar(fill=BLUE, fillOpacity=0.35, stroke=BLUE).encode(y=y)
+    yield drawn.mark_text(dy=-8, fontSize=11, color=INK).encode(y=y, text=alt.Text("increment:Q", format=".3~g"))

@@ -1,32 +1,188 @@
-"""Alpha and learning rate of layers over the epochs."""
+"""Charts of layers: distributions of alpha, alpha and rate over training, gradients and spectra within epochs.
+
+Each chart takes its data in the order of the panels, a title, and a subtitle with preset and data. It raises
+a ValueError without data that can be drawn, or if two items have the same place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 import altair as alt
+import numpy as np
 
-from tempbalance.report.look import DATA, by_method, names_param
-from tempbalance.report.run_charts import epoch_axis, heat_map
-from tempbalance.report.run_data import MOST_CELLS, MOST_EPOCHS
-from tempbalance.report.study_data import LayerTrack, check, evenly
-from tempbalance.report.study_look import HEIGHT, Datum, finish_study, grid, of_panel, panel_title, panel_width
-from tempbalance.report.text import finite, short
+from tempbalance.report.histogram import drawn, log_histogram
+from tempbalance.report.look import BLUE, DATA, RED, by_method, names_param
+from tempbalance.report.panels import (
+    HEIGHT,
+    Datum,
+    Panel,
+    check,
+    evenly,
+    finish_study,
+    grid,
+    label_axis,
+    log_axis,
+    measure_axis,
+    numbered,
+    of_panel,
+    panel_title,
+    panel_width,
+    panels_chart,
+    zoomed,
+)
+from tempbalance.report.run_charts import epoch_axis, heat_map, mark_two
+from tempbalance.report.run_data import MOST_CELLS, MOST_EPOCHS, alpha_bins
+from tempbalance.report.text import finite, short, shown
 
+_STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
 _QUANTITIES = {"rate": "learning rate", "alpha": "alpha"}
+_MOST = 6  # histograms of one chart
+_OVER_LAYERS: Mapping[str, Callable[[list[float]], float]] = {"maximum": max, "minimum": min, "mean": fmean}
+Values = dict[tuple[int, int], list[float]]  # by epoch and step
+
+
+@dataclass(frozen=True)
+class Alphas:
+    """Alpha of every layer and seed of a method (``label``) in a panel."""
+
+    panel: str
+    label: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LayerTrack:
+    """Alpha and rate of each layer over the epochs: ``alpha[layer][epoch]``, ``None`` where there is none."""
+
+    panel: str
+    epochs: tuple[int, ...]
+    layers: tuple[str, ...]
+    alpha: tuple[tuple[float | None, ...], ...]
+    rate: tuple[tuple[float | None, ...], ...]
+
+    def __post_init__(self) -> None:
+        for quantity in ("alpha", "rate"):
+            lengths = [len(row) for row in getattr(self, quantity)]
+            if lengths != [len(self.epochs)] * len(self.layers):
+                raise ValueError(
+                    f"{quantity} of track {shown(self.panel)!r} must have {len(self.layers)} rows (layers) of "
+                    f"{len(self.epochs)} values (epochs), got rows of {lengths}"
+                )
+
+
+@dataclass(frozen=True)
+class StepNorm:
+    """Norm of a layer's gradient at a step, which is counted from the start of training."""
+
+    epoch: int
+    step: int
+    layer: str
+    norm: float | None
+
+
+@dataclass(frozen=True)
+class StepSpectrum:
+    """Spectrum of a layer at a step, which is counted from the start of training."""
+
+    epoch: int
+    step: int
+    layer: str
+    eigenvalues: tuple[float, ...]
+
+
+def alpha_boxes(alphas: Sequence[Alphas], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Draw box plots of alpha in panels, with a star at the mean and a dashed line at 2."""
+    data, panels, labels = _alpha_data(alphas)
+
+    def draw(panel: Panel) -> Any:
+        domain = zoomed([2.0, *(value for values in panel.column("values") for value in values)])
+        y = measure_axis("values:Q", panel.first("alpha (no unit)"), domain)
+        base = panel.base.transform_flatten(["values"])
+        base = base.encode(x=label_axis(panel.column("label"), list(labels), panel.width), y=y)
+        boxes = base.mark_boxplot(
+            color=BLUE,
+            size=24,
+            extent=1.5,
+            box={"fillOpacity": 0.35, "stroke": BLUE},
+            median={"color": BLUE, "thickness": 2.5},
+            outliers={"size": 12},
+        )
+        means = base.mark_point(shape=_STAR, filled=True, size=80, color=RED, opacity=1)
+        return alt.layer(mark_two("y"), boxes, means.encode(y="mean(values):Q"))
+
+    return panels_chart(
+        list(panels),
+        data,
+        draw,
+        names={"label_names": list(labels)},
+        title=title,
+        subtitle=subtitle,
+        note="Median, quartiles, the farthest values within 1.5 times their distance, those beyond as points. "
+        "Star: mean. Dashes across: 2.",
+        description=f"Box plots of alpha, {len(data)} in {len(panels)} panels, with the mean, and the value 2 marked. "
+        "The axes are zoomed and do not begin at 0.",
+    )
+
+
+def _alpha_data(alphas: Sequence[Alphas]) -> tuple[list[Datum], dict[str, int], dict[str, int]]:
+    """Return the finite alphas, and the numbers of panels and labels."""
+    check(alphas, "set of alphas", lambda each: (each.panel, each.label))
+    panels, labels = numbered(each.panel for each in alphas), numbered(each.label for each in alphas)
+    data: list[Datum] = []
+    for each in alphas:
+        values = [value for raw in each.values if (value := finite(raw)) is not None]
+        data.append({"panel": panels[each.panel], "label": labels[each.label], "values": values})
+    if not any(datum["values"] for datum in data):
+        raise ValueError(f"the chart needs a finite alpha, got none in {len(alphas)} sets of alphas")
+    return data, panels, labels
+
+
+def alpha_histograms(alphas: Sequence[Alphas], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Draw histograms of alpha over each other, in panels and common bins, with a dashed line at 2."""
+    sets, panels, labels = _alpha_data(alphas)
+    x = alt.X("left:Q", title="alpha (no unit)", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(grid=False))
+
+    def draw(panel: Panel) -> Any:
+        most = max(panel.column("count"), default=1)
+        y = measure_axis("count:Q", panel.first("layers x seeds"), (0.0, 1.08 * most), min_step=1)
+        base = panel.base.encode(x=x, y=y.stack(None))
+        looks = by_method(len(labels))
+        area = base.mark_area(interpolate="step-after", opacity=0.25, aria=False).encode(color=looks["color"])
+        line = base.mark_line(interpolate="step-after", strokeWidth=1.5).encode(**looks)
+        return alt.layer(area, line, mark_two())
+
+    return panels_chart(
+        list(panels),
+        _alpha_bins(sets),
+        draw,
+        height=130,
+        names={"method_names": list(labels)},
+        title=title,
+        subtitle=subtitle,
+        note="The upright dashes mark 2.",
+        description=f"Histograms of alpha of {len(labels)} methods over each other in {len(panels)} panels, with the "
+        "value 2 marked.",
+    )
+
+
+def _alpha_bins(data: Sequence[Datum]) -> list[Datum]:
+    """Count alphas in common bins of a panel; a last empty one brings the line back to 0."""
+    found = []
+    for panel in sorted({datum["panel"] for datum in data}):
+        mine = [datum for datum in data if datum["panel"] == panel]
+        alphas = [{"method": datum["label"], "alpha": value} for datum in mine for value in datum["values"]]
+        bins = alpha_bins(alphas) if alphas else []
+        ends = [{**each, "left": each["right"], "count": 0} for each in bins if each["right"] == bins[-1]["right"]]
+        found += [{"panel": panel, **each} for each in [*bins, *ends]]
+    return found
 
 
 def layer_maps(tracks: Sequence[LayerTrack], *, title: str, subtitle: str) -> alt.TopLevelMixin:
-    """Heat maps of layers by epochs: for each track one of the rate and, beside it, one of alpha.
-
-    Args:
-        tracks: From top to bottom.
-        title: What is shown.
-        subtitle: Preset and data.
-
-    Raises:
-        ValueError: If there are no tracks, two of one name, or a track has no values.
-    """
+    """Draw heat maps of layers by epochs: for each track one of the rate and one of alpha."""
     data, names = _track_data(tracks)
     charts = []
     for number, track in enumerate(tracks):
@@ -47,7 +203,7 @@ def layer_maps(tracks: Sequence[LayerTrack], *, title: str, subtitle: str) -> al
 
 
 def _track_data(tracks: Sequence[LayerTrack]) -> tuple[list[Datum], list[str]]:
-    """Alpha and rate of each layer and epoch, of many epochs an even choice, and the name that each layer's number has.
+    """Return alpha and rate of each layer and an even choice of epochs, and the names of the layers by number.
 
     Each track has its own numbers, so that its layers stand in its own order.
     """
@@ -69,17 +225,7 @@ def _track_data(tracks: Sequence[LayerTrack]) -> tuple[list[Datum], list[str]]:
 def two_layers(
     tracks: Sequence[LayerTrack], layers: tuple[str, str], *, title: str, subtitle: str
 ) -> alt.TopLevelMixin:
-    """Rate and alpha of two layers over the epochs, a line for each track.
-
-    Args:
-        tracks: In the order in which they stand in the legend.
-        layers: Names of the two.
-        title: What is shown.
-        subtitle: Preset and data.
-
-    Raises:
-        ValueError: If there are no tracks, two of one name, or none has a layer of that name.
-    """
+    """Draw rate and alpha of two layers, by name, over the epochs, with a line for each track."""
     data, names = _track_data(tracks)
     for name in layers:
         if name not in names:
@@ -90,9 +236,13 @@ def two_layers(
         for each in data
         if names[each["layer"]] == name
     ]
-    charts = [
-        _layer_lines(row, name, quantity, len(tracks)) for row, name in enumerate(layers) for quantity in _QUANTITIES
-    ]
+    width, charts = panel_width(2), []
+    for row, name in enumerate(layers):
+        for quantity, words in _QUANTITIES.items():
+            there = alt.Chart(DATA).transform_filter(f"datum.row == {row} && isValid(datum.{quantity})")
+            y = alt.Y(f"{quantity}:Q", title=words, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+            lines = there.mark_line(strokeWidth=2).encode(x=epoch_axis(), y=y, **by_method(len(tracks)))
+            charts.append(lines.properties(width=width, height=HEIGHT, title=panel_title(name, width)))
     return finish_study(
         grid(charts, columns=2).add_params(names_param("method_names", [track.panel for track in tracks])),
         data,
@@ -104,13 +254,133 @@ def two_layers(
     )
 
 
-def _layer_lines(row: int, name: str, quantity: str, num_tracks: int) -> alt.Chart:
-    width = panel_width(2)
-    there = alt.Chart(DATA).transform_filter(f"datum.row == {row} && isValid(datum.{quantity})")
-    y = alt.Y(f"{quantity}:Q", title=_QUANTITIES[quantity], scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-    lines: alt.Chart = (
-        there.mark_line(strokeWidth=2)
-        .encode(x=epoch_axis(), y=y, **by_method(num_tracks))
-        .properties(width=width, height=HEIGHT, title=panel_title(name, width))
+def gradient_chart(norms: Sequence[StepNorm], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Draw maximum, minimum and mean over the layers of the gradient norms of one run, step by step, on log axes."""
+    found = _positive_norms(norms)
+    data: list[Datum] = [
+        {"panel": panel, "step": step, "norm": finite(over(values))}
+        for panel, over in enumerate(_OVER_LAYERS.values())
+        for (_, step), values in sorted(found.items())
+    ]
+    x = alt.X("step:Q", title="step", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(tickCount=5, grid=False))
+
+    def draw(panel: Panel) -> Any:
+        values = panel.column("norm")
+        axis = log_axis((min(values) / 1.3, max(values) * 1.3))
+        y = alt.Y("norm:Q", title=panel.first("gradient norm (log)"), **axis)
+        return panel.base.mark_line(color=BLUE, strokeWidth=1.5).encode(x=x, y=y)
+
+    num_layers, num_skipped = len({norm.layer for norm in norms}), len(norms) - sum(map(len, found.values()))
+    return panels_chart(
+        list(_OVER_LAYERS),
+        data,
+        draw,
+        axes=66,
+        title=title,
+        subtitle=subtitle,
+        note=f"Over {num_layers} layers at {len(found)} steps. {_skipped_text(num_skipped, 'norms')}",
+        description=f"Maximum, minimum and mean of the gradient norms of {num_layers} layers at {len(found)} steps.",
     )
-    return lines
+
+
+def _positive_norms(norms: Sequence[StepNorm]) -> Values:
+    check(norms, "gradient norm")
+    found: Values = {}
+    for each in norms:
+        if (norm := finite(each.norm, 9)) is not None and norm > 0:
+            found.setdefault((each.epoch, each.step), []).append(norm)
+    if not found:
+        raise ValueError(f"the chart needs a gradient norm above 0, got {len(norms)} that are 0 or not finite")
+    return found
+
+
+def _skipped_text(count: int, what: str) -> str:
+    return f"Not drawn, as 0, too small or not finite: {count} {what}." if count else ""
+
+
+def gradient_histograms(norms: Sequence[StepNorm], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Draw histograms of the gradient norms of all layers at up to six steps of the first epoch of one run."""
+    found = _positive_norms(norms)
+    first = min(epoch for epoch, _ in found)
+    chosen = evenly(sorted(place for place in found if place[0] == first), _MOST)
+    words = ("gradient norm (log)", "layers", "gradient norms of the layers")
+    return _histograms({place: found[place] for place in chosen}, words, title=title, subtitle=subtitle)
+
+
+def spectra_chart(spectra: Sequence[StepSpectrum], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Draw histograms of one layer's eigenvalues at up to six steps: of the first epoch, the last of a later epoch."""
+    check(spectra, "spectrum", lambda each: (each.epoch, each.step, each.layer))
+    layers = list(dict.fromkeys(each.layer for each in spectra))
+    if len(layers) > 1:
+        raise ValueError(f"spectra must be of one layer, got {len(layers)}: {', '.join(map(short, layers[:3]))}")
+    found = dict(sorted(((each.epoch, each.step), list(each.eigenvalues)) for each in spectra))
+    first = next(iter(found))[0]
+    early, late = [place for place in found if place[0] == first], [place for place in found if place[0] != first]
+    chosen = [*evenly(early, _MOST - 1), late[-1]] if late else evenly(early, _MOST)
+    words = ("eigenvalue (log)", "eigenvalues (log)", f"eigenvalues of {short(layers[0])}")
+    return _histograms({place: found[place] for place in chosen}, words, title=title, subtitle=subtitle, is_log=True)
+
+
+def _histograms(
+    found: Values, words: tuple[str, str, str], *, title: str, subtitle: str, is_log: bool = False
+) -> alt.TopLevelMixin:
+    """Draw a histogram in common bins for each step; on a log axis of counts the largest value is marked.
+
+    Args:
+        found: Values by epoch and step.
+        words: Titles of the axes, and the name of the values.
+        title: Title of the chart.
+        subtitle: Preset and data.
+        is_log: Whether counts are on a log axis.
+    """
+    x_title, y_title, what = words
+    data = _binned(found)
+    most, floor = max(datum["count"] for datum in data), 0.6 if is_log else 0.0
+    ends = min(datum["left"] for datum in data), max(datum["right"] for datum in data)
+    x = alt.X("left:Q", title=x_title, **log_axis(ends))
+    bounds = [alt.Tooltip("left:Q", title="from", format=".3g"), alt.Tooltip("right:Q", title="to", format=".3g")]
+    tooltip = [*bounds, alt.Tooltip("count:Q", title="count")]
+
+    def draw(panel: Panel) -> Any:
+        base = panel.base.transform_calculate(floor=str(floor)).encode(x=x)
+        if is_log:
+            y = alt.Y("count:Q", title=panel.first(y_title), **log_axis((floor, 2.0 * most)))
+        else:
+            y = measure_axis("count:Q", panel.first(y_title), (floor, 1.1 * most), min_step=1)
+        layers = [base.mark_rect(fill=BLUE, stroke=None).encode(x2="right:Q", y=y, y2="floor:Q", tooltip=tooltip)]
+        if is_log:
+            largest = base.transform_filter("isValid(datum.largest)")
+            mark = largest.mark_point(shape="triangle-down", filled=True, color=RED, size=40, opacity=1, yOffset=-7)
+            layers.append(mark.encode(x="largest:Q", y=y))
+        return alt.layer(*layers)
+
+    num_hidden = sum(map(len, found.values())) - sum(datum["count"] for datum in data)
+    marked = " The triangle marks the largest one." if is_log else ""
+    return panels_chart(
+        [f"epoch {epoch}, step {step:,}" for epoch, step in found],
+        data,
+        draw,
+        height=130,
+        title=title,
+        subtitle=subtitle,
+        note=f"Histograms of the {what}.{marked} {_skipped_text(num_hidden, 'values')}",
+        description=f"Histograms of the {what} at {len(found)} steps, in common bins.{marked}",
+    )
+
+
+def _binned(found: Values) -> list[Datum]:
+    """Count the values of each step in common bins; empty bins are skipped."""
+    common = log_histogram([value for values in found.values() for value in values])
+    if common is None:
+        raise ValueError(f"the chart needs a value above 0, got none at {len(found)} steps")
+    edges = common.start + common.step * np.arange(len(common.counts) + 1)
+    edges[-1] += 1e-9  # the largest value must not fall out by rounding
+    data = []
+    for panel, values in enumerate(found.values()):
+        counts, _ = np.histogram(np.log10(drawn(values)), bins=edges)
+        places = np.flatnonzero(counts)
+        for place in places:
+            left, right = (finite(float(10**edge)) for edge in edges[place : place + 2])
+            middle = finite(float(10 ** edges[place : place + 2].mean())) if place == places[-1] else None
+            data.append({"panel": panel, "left": left, "right": right, "count": int(counts[place]), "largest": middle})
+    return data

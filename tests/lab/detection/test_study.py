@@ -1,4 +1,4 @@
-from tempbalance.lab.point import PRESETS
+from tempbalance.lab.points import PRESETS
 from tempbalance.lab.study import find_study
 
 

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 
 from tempbalance.lab.language.recipe import LanguageRecipe
-from tempbalance.lab.point import find_preset
-from tempbalance.lab.studies.language import STUDY
+from tempbalance.lab.points import find_preset
+from tempbalance.lab.study import find_study
 
+STUDY = find_study("language")
 AHEAD = "tensorized (looks ahead)"
 
 

@@ -6,11 +6,12 @@ import pytest
 
 pytest.importorskip("altair", reason="charts need the extra report")
 
-from tempbalance.lab.point import PRESETS, find_preset
-from tempbalance.lab.studies.matrices import STUDY
-from tempbalance.report.study_matrices import ExponentPair, MatrixSpectrum, decay_chart, pair_chart
+from tempbalance.lab.points import PRESETS, find_preset
+from tempbalance.lab.study import find_study
+from tempbalance.report.study_exponents import ExponentPair, MatrixSpectrum, decay_chart, pair_chart
 from tests.cases import assert_carries, raises
 
+STUDY = find_study("matrices")
 PAPER, LAPTOP, SMOKE = PRESETS.values()
 TEXTS = {"title": "a title", "subtitle": "preset and data"}
 NAMES = ("output_covariance", "hidden_covariance", "hessian", "fisher", "ntk")

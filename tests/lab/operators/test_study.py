@@ -6,10 +6,11 @@ import pytest
 
 pytest.importorskip("altair", reason="charts need the extra report")
 
-from tempbalance.lab.point import PRESETS, find_preset
-from tempbalance.lab.studies.operator import STUDY
+from tempbalance.lab.points import PRESETS, find_preset
+from tempbalance.lab.study import find_study
 from tests.cases import raises
 
+STUDY = find_study("operator")
 PAPER, LAPTOP, SMOKE = PRESETS.values()
 SIZES = {"paper": [16, 32, 64, 128, 256, 512], "laptop": [16, 64, 256]}
 

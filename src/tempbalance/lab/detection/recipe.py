@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tempbalance.lab.measure import Measure
 from tempbalance.lab.methods import find_method, unknown
+from tempbalance.lab.names import Measure
 from tempbalance.lab.options import CHOICES, RULES
 from tempbalance.lab.recipe import SEEDS
 from tempbalance.lab.task import Task

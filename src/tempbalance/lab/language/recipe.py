@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from tempbalance.lab.iterations.recipe import COUNT, IterationsTask
 from tempbalance.lab.language.text import DATASETS, TOKENS, TextData, check_text, count_steps, load_text
-from tempbalance.lab.measure import Measure
-from tempbalance.lab.names import pretty
+from tempbalance.lab.names import Measure, pretty
 from tempbalance.lab.options import RULES
 from tempbalance.report.text import shown
 

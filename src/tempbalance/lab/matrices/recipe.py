@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tempbalance.lab.measure import ACCURACY, Measure
+from tempbalance.lab.names import ACCURACY, Measure
 from tempbalance.lab.options import RULES
 from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.task import Task

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tempbalance.lab.iterations.recipe import COUNT, IterationsTask
-from tempbalance.lab.measure import Measure
-from tempbalance.lab.names import pretty
+from tempbalance.lab.names import Measure, pretty
 from tempbalance.lab.operator.data import EQUATIONS, GRIDS
 from tempbalance.lab.options import RULES
 

@@ -45,6 +45,11 @@ def paper_statements() -> Mapping[str, PaperStatement]:
     return read_statements(Path(__file__).with_name("text.yaml"))
 
 
+def stated(name: str) -> Any:
+    """Return the value of a statement."""
+    return paper_statements()[name].value
+
+
 def read_statements(path: Path) -> dict[str, PaperStatement]:
     """The statements in a YAML file, checked: sections by title, and in each its statements by name.
 

@@ -1,1 +1,1 @@
-"""The paper's experiments, a file each: what is trained, and what is made of it."""
+"""The paper's experiments, and ours beyond it: each module has ``STUDIES``."""

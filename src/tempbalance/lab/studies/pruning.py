@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.names import pretty
-from tempbalance.lab.point import Point, Preset
-from tempbalance.lab.points import best_points, reduced
+from tempbalance.lab.points import Grid, Point, Preset
 from tempbalance.lab.resume import check_run
-from tempbalance.lab.statistics import Paired, paired, verdict_text
-from tempbalance.lab.study import Presentation, Study
-from tempbalance.lab.tables import Entry, Number, ResultTable
+from tempbalance.lab.study import Study
 from tempbalance.lab.task import Task
+from tempbalance.report.statistics import Paired, paired, verdict_text
+from tempbalance.report.study_page import Report
+from tempbalance.report.tables import Entry, Number, ResultTable
 from tempbalance.runlog import RunFolder, RunFolderError, write_whole
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ _TEXTS = (".txt", ".text", ".md")
 def points(preset: Preset) -> list[Point]:
     """ResNet18 with CAL and a GPT with Adam; ``--dataset`` replaces the images, or the text if it is a text file."""
     is_text = preset.dataset is not None and (preset.dataset.endswith(_TEXTS) or preset.dataset == "penn_treebank")
-    found = best_points("main", datasets=("cifar10",), models=("resnet18",), methods=("cal",))
-    images = reduced(found, replace(preset, dataset=None) if is_text else preset, {"cifar10": "digits"})
+    grid = Grid("main", (), ("cifar10",), ("resnet18",), ("cal",), best=True, stand_ins={"cifar10": "digits"})
+    images = grid(replace(preset, dataset=None) if is_text else preset)
     smaller = _OTHER_IMAGES if preset.name == "laptop" and images[0].options["dataset"] != "digits" else {}
     images = [replace(each, options={**each.options, **smaller}, paper=None) for each in images]
     options = _GPT[preset.name]
@@ -194,7 +194,7 @@ def _trained(run: RunFolder, task: Task, cache: Path | None) -> tuple[nn.Module,
     return network, accuracy
 
 
-def present(findings: Findings) -> Presentation:
+def present(findings: Findings) -> Report:
     """A row for each network, sparsity and way, with the paired difference from uniform sparsity."""
     found = {id(cell): _by_seed(cell) for cell in findings.cells}
     rows = [row for cell in findings.cells for row in _rows(findings, cell, found[id(cell)])]
@@ -212,7 +212,7 @@ def present(findings: Findings) -> Presentation:
         if found[id(cell)]:
             charts[f"pruning_{cell.labels['model']}"] = _chart(findings, cell, found[id(cell)])
     captions = dict.fromkeys(charts, _CAPTION)
-    return Presentation([table], charts, captions, [*_notes(findings, found)])
+    return Report([table], charts, captions, [*_notes(findings, found)])
 
 
 Outcomes = Mapping[int, Mapping[str, float]]  # by seed, then by way and sparsity
@@ -239,15 +239,14 @@ def _rows(findings: Findings, cell: Cell, found: Outcomes) -> Iterator[list[Entr
         outcome = Number(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
         test = _against(found, way, sparsity) if sparsity else None
         difference = None if test is None else Number(test.mean, test.interval, signed=True)
-        p_value = None if test is None or test.p_value is None else Number(test.p_value, digits=3)
+        p_value = None if test is None or test.p_value is None else Number(test.p_value, digits=3, least=0.001)
         seeds = f"{len(values)} of {cell.num_seeds}"
         yield [*names, f"{sparsity:g}", way, outcome, seeds, difference, p_value]
 
 
 def _chart(findings: Findings, cell: Cell, found: Outcomes) -> alt.TopLevelMixin:
     """A panel for each sparsity."""
-    from tempbalance.report.study_charts import bar_chart
-    from tempbalance.report.study_data import Bar
+    from tempbalance.report.study_charts import Bar, bar_chart
 
     bars = []
     for sparsity in sparsities(findings.preset):
@@ -276,14 +275,14 @@ def _notes(findings: Findings, found: Mapping[int, Outcomes]) -> Iterator[str]:
             yield f"{cell.panel}, sparsity {sparsity:g}, {way}: {said}"
 
 
-STUDY = Study(
-    name="pruning",
-    title="Does alpha say which layers can be pruned more?",
-    figures=(),
-    varies="sparsity and how it is allocated to layers: uniformly, by alpha, by alpha over random, by blocks",
-    points=points,
-    present=present,
-    num_seeds={"laptop": 5},
-    reference={"method": "cal"},
-    evaluate=evaluate,
+STUDIES = (
+    Study(
+        "pruning",
+        title="Does alpha say which layers can be pruned more?",
+        varies="sparsity and how it is allocated to layers: uniformly, by alpha, by alpha over random, by blocks",
+        points=points,
+        present=present,
+        num_seeds={"laptop": 5},
+        evaluate=evaluate,
+    ),
 )

@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-FORMS = ("table", "csv", "latex")
-
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a table.
+    """Number in a table.
 
     Attributes:
-        value: Itself.
-        spread: What stands behind its ±.
-        digits: After the point.
+        value: The number, which CSV has with all digits.
+        spread: Printed after ±.
+        digits: Digits after the point.
         signed: Whether a plus is written.
-        note: Goes behind it, where people read it.
+        note: Printed after the number, except in CSV.
+        least: Smaller values read "< least", as p-values do.
     """
 
     value: float
@@ -30,11 +29,14 @@ class Number:
     digits: int = 2
     signed: bool = False
     note: str = ""
+    least: float | None = None
 
     def text(self, plus_minus: str = " ± ") -> str:
-        """As it is read."""
-        told = f"{self.value:{'+' if self.signed else ''}.{self.digits}f}"
-        return told if self.spread is None else f"{told}{plus_minus}{self.spread:.{self.digits}f}"
+        """Return the rounded number with its spread."""
+        if self.least is not None and self.value < self.least:
+            return f"< {self.least:g}"
+        text = f"{self.value:{'+' if self.signed else ''}.{self.digits}f}"
+        return text if self.spread is None else f"{text}{plus_minus}{self.spread:.{self.digits}f}"
 
     def __str__(self) -> str:
         return f"{self.text()} {self.note}".rstrip()
@@ -45,14 +47,13 @@ Entry = str | Number | None
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table.
+    """Table of results.
 
     Attributes:
-        caption: What it holds; where it is printed, the study's preset and data go before it.
+        caption: Contents; printed after the study's preset and data.
         columns: Headings.
-        rows: As long as the headings.
-        spread: Columns whose numbers have a spread, once there are any; so that files have the same columns from the
-            first run to the last.
+        rows: Entries, one per heading.
+        spread: Columns whose numbers have a spread once there are any. Files have these columns from the first run on.
         noted: Columns whose numbers have a note.
     """
 
@@ -62,21 +63,26 @@ class ResultTable:
     spread: Container[str] = ()
     noted: Container[str] = ()
 
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"a row of table {self.caption!r} must have {len(self.columns)} cells, got {len(row)}")
+
     def is_number(self, column: int) -> bool:
         """Whether a column holds numbers."""
         return any(isinstance(row[column], Number) for row in self.rows)
 
 
 def entry_text(entry: Entry) -> str:
-    """An entry as it is read."""
+    """Return an entry as text."""
     return "" if entry is None else str(entry)
 
 
 def to_rich(table: ResultTable) -> Table:
-    """For a terminal; what is the same in all of several rows stands above them."""
+    """Return the table for a terminal. A column with the same entry in all rows is printed above the table instead."""
     same = {i for i in _range(table) if len(table.rows) > 1 and len({entry_text(row[i]) for row in table.rows}) == 1}
-    told = [f"{table.columns[i]} {text}" for i in sorted(same) if (text := entry_text(table.rows[0][i]))]
-    found = Table(title=Text(", ".join(told)) if told else None, title_justify="left")
+    common = [f"{table.columns[i]} {text}" for i in sorted(same) if (text := entry_text(table.rows[0][i]))]
+    found = Table(title=Text(", ".join(common)) if common else None, title_justify="left")
     for i in sorted({*_range(table)} - same):
         found.add_column(table.columns[i], justify="right" if table.is_number(i) else "left", overflow="fold")
     for row in table.rows:
@@ -85,7 +91,7 @@ def to_rich(table: ResultTable) -> Table:
 
 
 def to_csv(table: ResultTable, **everywhere: str) -> str:
-    """With all digits; a ± and a note are columns of their own, and so is what goes for every row."""
+    """Return CSV with all digits; spreads and notes have their own columns, ``everywhere`` is added to each row."""
     header = [*everywhere]
     for name in table.columns:
         header.append(name)
@@ -106,7 +112,7 @@ def to_csv(table: ResultTable, **everywhere: str) -> str:
 
 
 def to_latex(table: ResultTable, subtitle: str, *, label: str) -> str:
-    """A ``table`` with a ``tabular`` that needs no package."""
+    """Return a ``table`` with a ``tabular``, which needs no LaTeX package."""
     alignment = "".join("r" if table.is_number(i) else "l" for i in _range(table))
     lines = [" & ".join(map(_latex, table.columns))]
     for row in table.rows:

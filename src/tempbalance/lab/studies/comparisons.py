@@ -1,0 +1,257 @@
+"""Accuracy of methods and settings on images: the paper's tables and ablations, and options beyond the paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tempbalance.lab.accuracy import Bars, Lines
+from tempbalance.lab.options import ASSIGNMENTS
+from tempbalance.lab.paper.statements import stated
+from tempbalance.lab.points import PAPER_STEPS, Grid, Point, Preset, Variants, steps_like
+from tempbalance.lab.study import Study
+
+Options = dict[str, dict[str, Any]]
+
+FAIR: dict[str, Any] = {"reference": "random", "keep_mean": True}
+FAIR_NOTE = "Fair: alpha over that of a random matrix of the same shape, and scales divided by their mean."
+TWO_STAND_INS = {"cifar10": "fashion_mnist", "svhn": "digits"}
+_STARTS = [0, *(epoch - 1 for epoch in stated("start_epochs"))]  # epochs count from 1, starts from 0
+_RESNETS, _SMALL = ("resnet18", "resnet34"), ("resnet18", "vgg16")
+_ADAMS = {"adam": "adam_rates", "adamw": "adam_rates", "adamp": "adam_rates", "lamb": "lamb_rates"}
+_ADAM_RATES = [(model, *each) for model in _RESNETS for each in _ADAMS.items()]
+_RESNET101_RATES = [("resnet101", method, "resnet101_rates") for method in ("cal", "tb")]
+_CIFAR100 = Grid("main", best=True, datasets=("cifar100",), methods=("tb",))
+_RESNET18 = Grid("optimizers", best=True, models=("resnet18",), methods=("tb",))
+
+_REFERENCE: Options = {
+    "cal": {"method": "cal"},
+    "tb": {},
+    "tb, reference": {"reference": "random"},
+    "tb, keep mean": {"keep_mean": True},
+    "tb, fair": FAIR,
+    "tb, windows": {"windows": "square"},
+}
+_SHRINK: Options = {
+    "cal": {"method": "cal"},
+    "tb": {},
+    "tb, shrink": {"shrink": True},
+    "tb, fair": FAIR,
+    "tb, fair, shrink": {**FAIR, "shrink": True},
+    "tb, smooth": {"smooth": 0.9},
+}
+_DECAY: Options = {
+    "cal": {"method": "cal"},
+    "tb": {},
+    "tb, decay alone": {"scale_range": (1.0, 1.0), "decay_range": (0.5, 1.5)},
+    "tb, decay turned": {"scale_range": (1.0, 1.0), "decay_range": (1.5, 0.5)},
+    "tb, both": {"decay_range": (0.5, 1.5)},
+}
+_ASSIGNMENT_ALL: Options = {
+    "cal": {"method": "cal"},
+    **{f"tb, {name}": {"assignment": name} for name in ASSIGNMENTS},
+    # log2 needs scores above 1, which alpha over that of a random matrix need not be
+    **{f"tb, fair, {name}": {**FAIR, "assignment": name} for name in ASSIGNMENTS if name != "log2"},
+}
+
+
+def _interval_points(preset: Preset) -> list[Point]:
+    """Return a point for each interval of the paper, as a share of an epoch; intervals that become equal are one."""
+    found = []
+    for point in _RESNET18(preset):
+        steps = {steps_like(each, point.options): each for each in reversed(stated("intervals"))}
+        steps.pop(steps_like(PAPER_STEPS, point.options), None)
+        found.append(replace(point, cell={**point.cell, "iterations": PAPER_STEPS}))
+        for num_steps, iterations in reversed(steps.items()):
+            options = {**point.options, "interval_steps": num_steps}
+            found.append(replace(point, cell={**point.cell, "iterations": iterations}, options=options, paper=None))
+    return found
+
+
+STUDIES = (
+    Study(
+        "main",
+        title="Does balancing generalise better than the baselines?",
+        figures=("main_result",),
+        varies="CAL, SNR, TB, TB+SNR; datasets, networks; grids of rate and lambda",
+        points=Grid("main", stand_ins=TWO_STAND_INS, smoke=_SMALL),
+        present=Bars(
+            "method", "Temperature balancing beside its baselines", "Accuracy of each method at its best setting."
+        ),
+    ),
+    Study(
+        "optimizers",
+        title="Does balancing do better than other optimizers and schedules?",
+        figures=("compare_results",),
+        varies="CAL, SGDR, LARS, Lookahead, SGDP, TB, TB+SGDP; their grids",
+        points=Grid("optimizers", smoke=("resnet18",)),
+        present=Bars(
+            "method",
+            "Temperature balancing beside optimizers and schedules",
+            "Accuracy of each method at its best setting.",
+        ),
+    ),
+    Study(
+        "adam",
+        title="Does balancing do better than Adam and its relatives?",
+        figures=("strong-baseline-app",),
+        varies="Adam, LAMB, beside them AdamW, AdamP; their rates",
+        points=Grid("optimizers", best=True, methods=("cal", "tb"), stated=_ADAM_RATES, smoke=("resnet18",)),
+        present=Bars(
+            "method",
+            "Temperature balancing beside rates for each parameter",
+            "Accuracy of each method at its best rate.",
+        ),
+    ),
+    Study(
+        "learning_rate",
+        title="Does balancing help whatever the initial rate?",
+        figures=("tune_learning_rate",),
+        varies="TB and CAL; the initial rate",
+        points=Grid("learning_rate", cells=("lr",), smoke=_SMALL),
+        present=Lines(
+            "lr", "CAL and TB at each initial rate", "Accuracy against the initial rate.", x_title="initial rate"
+        ),
+    ),
+    Study(
+        "width",
+        title="Does balancing help whatever the width?",
+        figures=("tune_model_width",),
+        varies="TB and CAL; the width",
+        points=Grid("width", cells=("width",), smoke=_SMALL),
+        present=Lines(
+            "width", "CAL and TB at each width", "Accuracy against the width.", x_title="width, 1 is 512 channels"
+        ),
+    ),
+    Study(
+        "depth",
+        title="Does balancing help deeper networks as much?",
+        figures=("resnet101",),
+        varies="ResNet 18, 34, 101; CAL and TB; the initial rate",
+        points=Grid("learning_rate", models=_RESNETS, stated=_RESNET101_RATES),
+        present=Bars("method", "CAL and TB on deeper networks", "Accuracy at the best rate, for each depth."),
+    ),
+    Study(
+        "score",
+        title="Which score of a layer should its rate follow?",
+        figures=("ablation_metrics",),
+        varies="alpha, weighted alpha, spectral norm; the initial rate",
+        points=Grid("score", cells=("score", "lr"), smoke=("resnet18",)),
+        present=Lines(
+            "lr",
+            "TB with each score of a layer",
+            "Accuracy against the initial rate, for each score that layers are ranked by.",
+            x_title="initial rate",
+            series="score",
+        ),
+        reference={"score": "alpha"},
+    ),
+    Study(
+        "tail",
+        title="How should the tail be found, and what does it cost?",
+        figures=("alpha-fit-ablation",),
+        varies="goodness of fit, peak, median; accuracy and time",
+        points=Grid("tail", cells=("tail",), smoke=_SMALL),
+        present=Bars(
+            "tail",
+            "TB with each fit of the tail",
+            "Accuracy, and on the right axis the seconds of one balancing, for each way to find the tail.",
+            seconds="balancing",
+        ),
+        reference={"tail": "median"},
+    ),
+    Study(
+        "assignment",
+        title="How should scores become scales?",
+        figures=("lr_assign_func",),
+        varies="linear, sqrt, log2, step",
+        points=replace(_CIFAR100, vary={"assignment": ASSIGNMENTS[:4]}, smoke=_SMALL),
+        present=Bars("assignment", "TB with each assignment of rates", "Accuracy with each way from scores to scales."),
+        reference={"assignment": "linear"},
+    ),
+    Study(
+        "scale_range",
+        title="How far apart should the layers' rates be?",
+        figures=("hyper-study-on-s",),
+        varies="five ranges of scales",
+        points=replace(_CIFAR100, vary={"scale_range": stated("scale_ranges")}, smoke=("resnet18",)),
+        present=Bars(
+            "scale_range",
+            "TB with each range of scales",
+            "Accuracy with each range of scales, the smallest and the largest.",
+        ),
+        reference={"scale_range": (0.5, 1.5)},
+    ),
+    Study(
+        "start",
+        title="Does it matter when balancing starts?",
+        figures=("late-start",),
+        varies="epochs 1, 2, 5, 10 as the first that is balanced",
+        points=replace(_RESNET18, vary={"start": _STARTS}),
+        present=Bars(
+            "start", "TB that starts after so many epochs", "Accuracy when balancing starts after so many epochs."
+        ),
+        reference={"start": 0},
+    ),
+    Study(
+        "interval",
+        title="Does balancing more often than once an epoch help?",
+        figures=("vary-update-interval",),
+        varies="390, 300, 200, 100, 50 iterations between two balancings",
+        points=_interval_points,
+        present=Bars(
+            "iterations",
+            "TB that balances every so many of 390 iterations",
+            "Accuracy against the iterations between two balancings, of 390 an epoch or the same share of a "
+            "shorter one; on the right axis the seconds that balancing takes in an epoch.",
+            seconds="balancing_an_epoch",
+        ),
+        reference={"iterations": PAPER_STEPS},
+    ),
+    Study(
+        "reference",
+        title="Does it help to compare layers of different shapes fairly?",
+        varies="alpha or alpha over that of a random matrix; scales as they are or around 1; windows",
+        points=Variants(_REFERENCE, laptop=("cal", "tb", "tb, fair")),
+        present=Bars(
+            "method", "TB with layers compared fairly", "Accuracy with each way to compare layers.", notes=(FAIR_NOTE,)
+        ),
+        num_seeds={"laptop": 5},
+    ),
+    Study(
+        "shrink",
+        title="Does it help to keep noise out of the rates?",
+        varies="scores as they are, shrunk or averaged over time; layers compared fairly or not",
+        points=Variants(_SHRINK, laptop=("cal", "tb", "tb, fair", "tb, fair, shrink")),
+        present=Bars(
+            "method",
+            "TB with uncertain scores drawn together",
+            "Accuracy with scores as they are, and calmed.",
+            notes=(FAIR_NOTE,),
+        ),
+        num_seeds={"laptop": 5},
+    ),
+    Study(
+        "decay",
+        title="Does it help to balance the weight decay?",
+        varies="the rate, the weight decay in either direction, or both",
+        points=Variants(_DECAY),
+        present=Bars(
+            "method", "Balancing the weight decay", "Accuracy with the rate, the weight decay, both or none balanced."
+        ),
+        num_seeds={"laptop": 5},
+    ),
+    Study(
+        "assignment_all",
+        title="How should scores become scales, beyond the paper's four?",
+        varies="linear, sqrt, log2, step, sigmoid, power; layers compared fairly or not",
+        points=Variants(_ASSIGNMENT_ALL),
+        present=Bars(
+            "method",
+            "TB with every assignment of rates",
+            "Accuracy with each way from scores to scales.",
+            notes=(FAIR_NOTE,),
+        ),
+        num_seeds={"laptop": 5},
+    ),
+)

@@ -1,0 +1,264 @@
+"""Exponents of spectra: alpha against the decay s of eigenvalues, and the decay of Hessian and covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import StatisticsError, correlation, fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from tempbalance.lab.findings import Cell, Findings
+from tempbalance.lab.names import pretty
+from tempbalance.lab.paper.statements import stated
+from tempbalance.lab.points import Point, Preset
+from tempbalance.lab.study import Study
+from tempbalance.report.statistics import correlation_limit
+from tempbalance.report.study_page import Report
+from tempbalance.report.tables import Entry, Number, ResultTable
+from tempbalance.runlog import Line
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from tempbalance.report.study_exponents import ExponentFit
+
+
+def power_law(size: int, s: float) -> list[float]:
+    """Return the eigenvalues k^-s for k from 1 to the size, ascending; a factor on them changes no alpha."""
+    return [float(k) ** -s for k in range(size, 0, -1)]
+
+
+def fit_exponents() -> list[ExponentFit]:
+    """Fit alpha for each size and exponent of the paper."""
+    import torch
+
+    from tempbalance.report.study_exponents import ExponentFit
+    from tempbalance.spectral.tail import fit_tail
+
+    return [
+        ExponentFit(size, s, fit_tail(torch.tensor(power_law(size, s), dtype=torch.float64), tail="median").alpha)
+        for size in stated("exponent_sizes")
+        for s in stated("exponents")
+    ]
+
+
+def _present_exponent(findings: Findings) -> Report:
+    """Return a row for each size, and alpha against s with the curve."""
+    from tempbalance.report.study_exponents import exponent_chart
+
+    fits = fit_exponents()
+    by_size = {each.size: [other for other in fits if other.size == each.size] for each in fits}
+    table = ResultTable(
+        "Error of s = 1 / (alpha - 1) in percent of s, and of alpha against 1 + 1 / s: mean and largest over "
+        f"{len(next(iter(by_size.values())))} exponents s from {fits[0].s:g} to {fits[-1].s:g}. Alpha is of the Hill "
+        "fit to the larger half of Q eigenvalues k^-s.",
+        ["Q", "eigenvalues in the tail", "error of s, %", "largest, %", "error of alpha", "largest of alpha"],
+        [_exponent_row(size, each) for size, each in by_size.items()],
+    )
+    title = "Alpha of the tail against the decay of the eigenvalues"
+    charts = {"exponent": exponent_chart(fits, title=title, subtitle=findings.subtitle)}
+    caption = "Alpha against the exponent s of the eigenvalues k^-s; the line is the paper's alpha = 1 + 1 / s."
+    means = {size: 100 * fmean(map(_error, each)) for size, each in by_size.items()}
+    return Report([table], charts, {"exponent": caption}, _exponent_notes(means))
+
+
+def _exponent_row(size: int, fits: Sequence[ExponentFit]) -> list[Entry]:
+    of_s = [100 * _error(each) for each in fits]
+    of_alpha = [abs(each.alpha - 1 - 1 / each.s) for each in fits]
+    numbers = (Number(over(each)) for each in (of_s, of_alpha) for over in (fmean, max))
+    return [Number(size, digits=0), Number(size // 2, digits=0), *numbers]
+
+
+def _error(fit: ExponentFit) -> float:
+    return abs(fit.found / fit.s - 1)
+
+
+def _exponent_notes(means: Mapping[int, float]) -> list[str]:
+    (first, most), *_, (last, least) = means.items()
+    falls = list(means.values()) == sorted(means.values(), reverse=True)
+    text = "falls with the size, as the paper says" if falls else "does not always fall"
+    return [
+        f"The error of s {text}: {most:.1f} % at Q = {first}, {least:.2f} % at Q = {last:,}.",
+        "In percent it is the same for every s: with K eigenvalues in the tail the Hill fit finds "
+        "log(K + 1) - log(K!) / K of s, which is below 1 and nears it; so alpha comes out too large.",
+    ]
+
+
+_SIZES: dict[str, dict[str, Any]] = {
+    "paper": {"dataset": "mnist"},
+    "laptop": {
+        "dataset": "fashion_mnist", "limit": 10_000, "test_limit": 2_000, "hidden": 500, "batch_size": 625,
+        "num_samples": 1000,
+    },
+    "smoke": {
+        "dataset": "digits", "limit": 256, "test_limit": 128, "hidden": 32, "batch_size": 64, "epochs": 3,
+        "measure_every": 1, "num_samples": 64, "num_eigenvalues": 5, "tau": 5,
+    },
+}  # fmt: skip
+_MATRICES = {
+    "output_covariance": "output covariance", "hidden_covariance": "hidden covariance",
+    "hessian": "Hessian", "ntk": "Fisher, NTK",
+}  # fmt: skip
+
+Lines = Mapping[int, Mapping[int, Line]]  # measured after an epoch, by epoch and seed
+
+
+def _matrices_points(preset: Preset) -> list[Point]:
+    """Return the paper's network, with the penalty that makes the spectrum a power law and without."""
+    options = {"hidden": stated("matrices_neurons"), "epochs": stated("matrices_num_epochs"), **_SIZES[preset.name]}
+    dataset = preset.dataset or options["dataset"]
+    names = {"dataset": dataset, "model": "mlp"}
+    stands_for = None if preset.is_paper else "mnist"
+    return [
+        Point(
+            {**names, "method": each}, {**options, **names, "kind": "matrices", "method": each}, None, False, stands_for
+        )
+        for each in ("regularized", "plain")
+    ]
+
+
+def _present_matrices(findings: Findings) -> Report:
+    """Return exponents epoch by epoch, their correlations, one exponent against the other, and the spectra."""
+    found = {cell.labels["method"]: _measured(cell) for cell in findings.cells}
+    tables = [_exponent_table(found), _correlation_table(found)]
+    charts = _matrices_charts(findings, found) if any(found.values()) else {}
+    captions = {
+        "matrices": "The exponent of the Hessian against that of the output covariance; numbers are epochs.",
+        "spectra": "The largest eigenvalues of each matrix by rank, both on log axes: a power law is a straight line.",
+    }
+    return Report(tables, charts, {name: captions[name] for name in charts}, _correlation_notes(found))
+
+
+def _measured(cell: Cell) -> Lines:
+    found: dict[int, dict[int, Line]] = {}
+    for seed, run in cell.best.runs.items() if cell.best is not None else ():
+        for line in run.metrics:
+            if "exponents" in line:
+                found.setdefault(line["epoch"], {})[seed] = line
+    return found
+
+
+def _exponent_table(found: Mapping[str, Lines]) -> ResultTable:
+    columns = [f"s, {words}" for words in _MATRICES.values()]
+    rows: list[list[Entry]] = []
+    for method, lines in found.items():
+        for epoch, by_seed in lines.items():
+            values = [[line["exponents"][name] for line in by_seed.values()] for name in _MATRICES]
+            accuracies = [line["test_accuracy"] for line in by_seed.values()]
+            numbers = [*(_number(each, digits=3) for each in values), _number(accuracies)]
+            rows.append([pretty(method), str(epoch), *numbers, str(len(by_seed))])
+    return ResultTable(
+        "Exponent s of lambda_k = lambda_1 k^-s after some epochs, by least squares on log axes over the largest "
+        "eigenvalues: mean ± standard deviation over the seeds. The Fisher matrix and the neural tangent kernel (NTK) "
+        "share their spectrum but for a factor, and so their s.",
+        ["method", "epoch", *columns, "accuracy, %", "seeds"],
+        rows,
+        spread=(*columns, "accuracy, %"),
+    )
+
+
+def _number(values: Sequence[float], digits: int = 2) -> Number:
+    return Number(fmean(values), stdev(values) if len(values) > 1 else None, digits=digits)
+
+
+def _correlation_table(found: Mapping[str, Lines]) -> ResultTable:
+    rows: list[list[Entry]] = []
+    for method, lines in found.items():
+        for name, words in _MATRICES.items():
+            if name != "hessian" and lines:
+                seeds = next(iter(lines.values()))
+                by_seed = [each for seed in seeds if (each := _pearson(lines, name, seed)) is not None]
+                values = (_pearson(lines, name), min(by_seed, default=None), max(by_seed, default=None))
+                numbers = [None if each is None else Number(each) for each in values]
+                rows.append([pretty(method), words, *numbers, str(len(lines))])
+    return ResultTable(
+        "Pearson correlation r over the epochs of the Hessian's s with that of another matrix: of the means over the "
+        "seeds, and the lowest and highest of a seed. None for fewer than three epochs.",
+        ["method", "with s of", "r", "lowest r", "highest r", "epochs"],
+        rows,
+    )
+
+
+def _pearson(lines: Lines, matrix: str, seed: int | None = None) -> float | None:
+    """Correlate the exponents of the Hessian with those of a matrix, as means over the seeds or of one."""
+    if len(lines) < 3:  # any two points lie on a line
+        return None
+    ours, theirs = (
+        [
+            fmean(each["exponents"][name] for key, each in by_seed.items() if seed in (None, key))
+            for by_seed in lines.values()
+        ]
+        for name in ("hessian", matrix)
+    )
+    try:
+        return correlation(ours, theirs)
+    except StatisticsError:  # all exponents of a matrix are equal
+        return None
+
+
+def _correlation_notes(found: Mapping[str, Lines]) -> list[str]:
+    notes = []
+    for method, lines in found.items():
+        r = _pearson(lines, "output_covariance")
+        if r is not None:
+            limit = correlation_limit(len(lines))
+            above = "above" if abs(r) > limit else "not above"
+            notes.append(
+                f"{pretty(method)}: r = {r:+.2f} of the exponents of Hessian and output covariance over {len(lines)} "
+                f"epochs, in size {above} the {limit:.2f} that independent points exceed by chance once in twenty."
+            )
+    if notes:
+        notes.append(
+            "The paper calls the correlation strong, of the regularized network, and gives no number. A few epochs of "
+            "one training are not independent: what grows steadily correlates with all else that does."
+        )
+    return notes
+
+
+def _matrices_charts(findings: Findings, found: Mapping[str, Lines]) -> dict[str, alt.TopLevelMixin]:
+    from tempbalance.report.study_exponents import ExponentPair, MatrixSpectrum, decay_chart, pair_chart
+
+    pairs = [
+        ExponentPair(pretty(method), epoch, seed, line["exponents"]["output_covariance"], line["exponents"]["hessian"])
+        for method, lines in found.items()
+        for epoch, by_seed in lines.items()
+        for seed, line in by_seed.items()
+    ]
+    spectra = [
+        MatrixSpectrum(pretty(method), words, epoch, tuple(next(iter(by_seed.values()))["eigenvalues"][name]))
+        for method, lines in found.items()
+        for name, words in _MATRICES.items()
+        for epoch, by_seed in lines.items()
+    ]
+    return {
+        "matrices": pair_chart(
+            pairs,
+            title="Decay of the Hessian's eigenvalues against that of the output covariance",
+            subtitle=findings.subtitle,
+            x_title="s of the output covariance",
+            y_title="s of the Hessian",
+        ),
+        "spectra": decay_chart(
+            spectra, title="Eigenvalues of the matrices during training, first seed", subtitle=findings.subtitle
+        ),
+    }
+
+
+STUDIES = (
+    Study(
+        "exponent",
+        title="Are alpha of the tail and the decay of eigenvalues one thing?",
+        figures=("alpha vs s",),
+        varies="the number of eigenvalues, 16 to 1,024, and the exponent s of their decay, 0.2 to 3.2",
+        points=lambda preset: [],  # nothing is trained
+        present=_present_exponent,
+    ),
+    Study(
+        "matrices",
+        title="Do the spectra of Hessian and covariance decay alike?",
+        figures=("hessian vs covar",),
+        varies="the epoch, with and without a penalty that makes the hidden layer's spectrum a power law",
+        points=_matrices_points,
+        present=_present_matrices,
+        reference={"method": "plain"},
+    ),
+)
