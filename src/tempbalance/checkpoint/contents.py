@@ -63,7 +63,9 @@ def find_weights(top: object, kind: type, make: Callable[[str, Any], StoredTenso
 
 
 def _holds(value: object) -> bool:
-    return isinstance(value, Inert) or (isinstance(value, Mapping | list | tuple) and len(value) > 0)
+    if isinstance(value, Inert):
+        return bool(value.args or value.state or value.pairs or value.elements)
+    return isinstance(value, Mapping | list | tuple) and len(value) > 0
 
 
 def _summary(top: object) -> str:
