@@ -149,6 +149,15 @@ def test_the_list_names_every_study_with_its_runs():
     assert re.search(r"main .*530", told)
 
 
+def test_claims_of_all_studies_are_shown_before_any_run(tmp_path):
+    told = invoke("claims", "--preset", "smoke", "--out", str(tmp_path / "runs"), "--html", str(tmp_path / "page.html"))
+    assert_carries(told, "TB is better than CAL on every dataset and network.", "undecided", "Holm")
+    assert "TB is better than CAL" in (tmp_path / "page.html").read_text()
+    rows = list(csv.DictReader(io.StringIO(invoke("claims", "--out", str(tmp_path / "runs"), "--format", "csv"))))
+    assert {row["verdict"] for row in rows} == {"undecided"}
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_dry_run_lists_the_papers_grid_and_starts_nothing(tmp_path):
     told = invoke("run", "main", "--preset", "paper", "--dry-run", "--out", str(tmp_path / "runs"))
     assert_carries(told, "530 runs", "180 CAL", "230 SNR", "60 TB", "60 TB+SNR", tmp_path / "runs", "530 to run")
@@ -196,6 +205,7 @@ def test_status_tells_what_runs_and_what_failed_from_another_terminal(tmp_path):
         (("run", "main", "--preset", "paper", "--dataset", "digits"), ["dataset", "paper"]),
         (("report", "main", "--format", "tex"), ["format", "'tex'"]),
         (("report", "main", "--html", "."), ["html", "'.'"]),
+        (("claims", "--format", "tex"), ["format", "'tex'"]),
     ],
 )
 def test_bad_usage_is_told_in_a_line_and_exits_with_2(arguments, carried, tmp_path, monkeypatch):

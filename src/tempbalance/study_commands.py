@@ -1,4 +1,4 @@
-"""Commands of studies: list, run, status, report."""
+"""Commands of studies: list, run, status, claims, report."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings
     from tempbalance.lab.points import Point, Preset
     from tempbalance.lab.study import Study
+    from tempbalance.report.study_page import Report
 
 study = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, run, watch and report them.")
 
@@ -216,6 +217,41 @@ def status(
 
 
 @study.command()
+def claims(
+    preset: _Preset = "laptop",
+    dataset: _Dataset = None,
+    out: _Out = None,
+    html: Annotated[_File, typer.Option(help="Write an HTML page.")] = None,
+    form: Annotated[str, typer.Option("--format", help="table, csv or latex.")] = "table",
+) -> None:
+    """Show for each claim of the paper whether it holds, from the runs of all studies so far."""
+    with answered("lab"):
+        from tempbalance.lab.points import find_preset
+        from tempbalance.lab.study import claims_report
+
+        _check_output(form, html, None)
+        folder = out_folder(out, Path("runs") / "studies")
+        _write(claims_report(find_preset(preset, dataset=dataset), folder), form, html, None)
+
+
+def _check_output(form: str, html: Path | None, figures: Path | None) -> None:
+    from tempbalance.lab.methods import unknown
+    from tempbalance.report.study_page import FORMS, check_places
+
+    if form not in FORMS:
+        raise ValueError(unknown("format", form, FORMS))
+    check_places(html, figures)
+
+
+def _write(found: Report, form: str, html: Path | None, figures: Path | None) -> None:
+    from tempbalance.report.study_page import print_report, write_report
+
+    print_report(found, form, _wide())
+    for path in write_report(found, html=html, figures=figures):
+        messages.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+@study.command()
 def report(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A study; see study list.")],
     preset: _Preset = "laptop",
@@ -228,14 +264,6 @@ def report(
 ) -> None:
     """Show the results of a study so far with the paper's numbers, and draw its figure."""
     with answered("lab"):
-        from tempbalance.lab.methods import unknown
-        from tempbalance.report.study_page import FORMS, check_places, print_report, write_report
-
-        if form not in FORMS:
-            raise ValueError(unknown("format", form, FORMS))
-        check_places(html, figures)
+        _check_output(form, html, figures)
         (chosen_study,), size, chosen, folder = _chosen([name], preset, only, dataset, out)
-        found = chosen_study.report(chosen_study.find(size, chosen[name], folder))
-        print_report(found, form, _wide())
-        for path in write_report(found, html=html, figures=figures):
-            messages.print(str(path), markup=False, highlight=False, soft_wrap=True)
+        _write(chosen_study.report(chosen_study.find(size, chosen[name], folder)), form, html, figures)

@@ -18,11 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tempbalance.lab import studies as folder_of_studies
+from tempbalance.lab.claims import Claim, claims_table, judge_claims
 from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.kinds import make_task
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.names import pretty
+from tempbalance.lab.paper.statements import paper_statements
 from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.recipe import SEEDS
 from tempbalance.report.study_page import Report
@@ -48,6 +50,7 @@ class Study:
         figures: Labels of the paper's figures that show it.
         reference: Labels of the cells that others are tested against, seed by seed.
         num_seeds: Number of seeds where it is not the preset's: in all presets, or by the name of the preset.
+        claims: Claims of the paper that it tests.
         is_timed: Whether it measures times, so that its runs are trained one at a time.
         evaluate: Works on complete runs once all are trained, and keeps in their folders what ``present`` reads there;
             is given the findings and the folder of downloads.
@@ -61,6 +64,7 @@ class Study:
     figures: tuple[str, ...] = ()
     reference: Mapping[str, Any] = field(default_factory=lambda: {"method": "cal"})
     num_seeds: int | Mapping[str, int] | None = None
+    claims: tuple[Claim, ...] = ()
     is_timed: bool = False
     evaluate: Callable[[Findings, Path | None], None] | None = None
 
@@ -110,8 +114,11 @@ class Study:
         figures = f"; the paper's figure {', '.join(self.figures)}" if self.figures else ""
         about = f"{self.varies}{figures}."
         shown = self.present(findings)
+        rows = [each.row for each in judge_claims(self.claims, findings)]
+        claims = [claims_table(rows, is_paper=findings.preset.is_paper)] if rows else []
         return replace(
             shown,
+            tables=[*shown.tables, *claims],
             study=self.name,
             preset=findings.preset.name,
             title=f"{self.name}: {self.title}",
@@ -158,6 +165,20 @@ def find_study(name: str) -> Study:
     if name not in all_studies():
         raise ValueError(unknown("study", name, all_studies()))
     return all_studies()[name]
+
+
+def claims_report(preset: Preset, folder: Path) -> Report:
+    """Return the claims of all studies in one table, and the paper's claims that no study tests."""
+    rows, untested = [], {name for name, each in paper_statements().items() if each.value is None}
+    for study in all_studies().values():
+        if study.claims:
+            findings = study.find(preset, study.points(preset), folder)
+            rows += [[study.name, *tested.row] for tested in judge_claims(study.claims, findings)]
+            untested -= {claim.statement for claim in study.claims}
+    notes = [f"no study tests yet: {paper_statements()[name].says}" for name in sorted(untested)]
+    table = claims_table(rows, is_paper=preset.is_paper, first=["study"])
+    title, subtitle = "The paper's claims", f"preset {preset.name}: all studies, in {folder}"
+    return Report([table], {}, {}, notes, "claims", preset.name, title, subtitle)
 
 
 def read_only(given: Iterable[str]) -> dict[str, list[str]]:

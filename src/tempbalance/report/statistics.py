@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any
+
+LEVEL = 0.05  # p-values below it count
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,22 @@ def paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> Paired | N
     """Pair values by seed; ``None`` without a common seed."""
     differences = tuple(value - theirs[seed] for seed, value in ours.items() if seed in theirs)
     return Paired(differences) if differences else None
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Correct p-values for their number by Holm's method; ``None`` counts as no test.
+
+    Example:
+        >>> holm([0.01, None, 0.5, 0.02])
+        [0.03, None, 0.5, 0.04]
+    """
+    there = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    found: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(there):
+        largest = max(largest, min(1.0, p * (len(there) - rank)))
+        found[place] = largest
+    return found
 
 
 def correlation_limit(num_points: int) -> float:

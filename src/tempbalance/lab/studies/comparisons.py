@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tempbalance.lab.accuracy import Bars, Lines
+from tempbalance.lab.claims import Claim
 from tempbalance.lab.options import ASSIGNMENTS
 from tempbalance.lab.paper.statements import stated
 from tempbalance.lab.points import PAPER_STEPS, Grid, Point, Preset, Variants, steps_like
@@ -16,6 +17,7 @@ Options = dict[str, dict[str, Any]]
 FAIR: dict[str, Any] = {"reference": "random", "keep_mean": True}
 FAIR_NOTE = "Fair: alpha over that of a random matrix of the same shape, and scales divided by their mean."
 TWO_STAND_INS = {"cifar10": "fashion_mnist", "svhn": "digits"}
+_BY_SCORE = "Accuracy against the initial rate, for each score that layers are ranked by."
 _STARTS = [0, *(epoch - 1 for epoch in stated("start_epochs"))]  # epochs count from 1, starts from 0
 _RESNETS, _SMALL = ("resnet18", "resnet34"), ("resnet18", "vgg16")
 _ADAMS = {"adam": "adam_rates", "adamw": "adam_rates", "adamp": "adam_rates", "lamb": "lamb_rates"}
@@ -54,6 +56,24 @@ _ASSIGNMENT_ALL: Options = {
     **{f"tb, fair, {name}": {**FAIR, "assignment": name} for name in ASSIGNMENTS if name != "log2"},
 }
 
+_TB_BEATS_SNR = Claim(  # on all but these
+    "tb_beats_snr",
+    "method",
+    "tb",
+    ("snr",),
+    tuple({"dataset": "cifar100", "model": each} for each in ("vgg19", "resnet34")),
+)
+_MAIN_CLAIMS = (
+    Claim("tb_beats_cal", "method", "tb", ("cal",)),
+    _TB_BEATS_SNR,
+    Claim("tb_snr_is_best", "method", "tb+snr"),
+    Claim("tb_snr_complement", "method", "tb+snr", ("tb", "snr")),
+)
+_ADAM_CLAIMS = (
+    Claim("tb_beats_adam", "method", "tb", ("adam", "lamb")),
+    Claim("adam_is_not_better_than_cal", "method", "cal", ("adamw", "adamp", "lamb")),
+)
+
 
 def _interval_points(preset: Preset) -> list[Point]:
     """Return a point for each interval of the paper, as a share of an epoch; intervals that become equal are one."""
@@ -78,6 +98,7 @@ STUDIES = (
         present=Bars(
             "method", "Temperature balancing beside its baselines", "Accuracy of each method at its best setting."
         ),
+        claims=_MAIN_CLAIMS,
     ),
     Study(
         "optimizers",
@@ -90,6 +111,7 @@ STUDIES = (
             "Temperature balancing beside optimizers and schedules",
             "Accuracy of each method at its best setting.",
         ),
+        claims=(Claim("tb_sgdp_is_best", "method", "tb+sgdp"),),
     ),
     Study(
         "adam",
@@ -102,6 +124,7 @@ STUDIES = (
             "Temperature balancing beside rates for each parameter",
             "Accuracy of each method at its best rate.",
         ),
+        claims=_ADAM_CLAIMS,
     ),
     Study(
         "learning_rate",
@@ -112,6 +135,7 @@ STUDIES = (
         present=Lines(
             "lr", "CAL and TB at each initial rate", "Accuracy against the initial rate.", x_title="initial rate"
         ),
+        claims=(Claim("tb_beats_cal_at_any_rate", "method", "tb", ("cal",)),),
     ),
     Study(
         "width",
@@ -122,6 +146,7 @@ STUDIES = (
         present=Lines(
             "width", "CAL and TB at each width", "Accuracy against the width.", x_title="width, 1 is 512 channels"
         ),
+        claims=(Claim("tb_beats_cal_at_any_width", "method", "tb", ("cal",)),),
     ),
     Study(
         "depth",
@@ -137,14 +162,9 @@ STUDIES = (
         figures=("ablation_metrics",),
         varies="alpha, weighted alpha, spectral norm; the initial rate",
         points=Grid("score", cells=("score", "lr"), smoke=("resnet18",)),
-        present=Lines(
-            "lr",
-            "TB with each score of a layer",
-            "Accuracy against the initial rate, for each score that layers are ranked by.",
-            x_title="initial rate",
-            series="score",
-        ),
+        present=Lines("lr", "TB with each score of a layer", _BY_SCORE, x_title="initial rate", series="score"),
         reference={"score": "alpha"},
+        claims=(Claim("alpha_is_best", "score", "alpha"),),
     ),
     Study(
         "tail",
@@ -159,6 +179,7 @@ STUDIES = (
             seconds="balancing",
         ),
         reference={"tail": "median"},
+        claims=(Claim("median_is_best", "tail", "median", part="accuracy"),),
     ),
     Study(
         "assignment",
@@ -168,6 +189,7 @@ STUDIES = (
         points=replace(_CIFAR100, vary={"assignment": ASSIGNMENTS[:4]}, smoke=_SMALL),
         present=Bars("assignment", "TB with each assignment of rates", "Accuracy with each way from scores to scales."),
         reference={"assignment": "linear"},
+        claims=(Claim("linear_is_best", "assignment", "linear"),),
     ),
     Study(
         "scale_range",
@@ -181,6 +203,7 @@ STUDIES = (
             "Accuracy with each range of scales, the smallest and the largest.",
         ),
         reference={"scale_range": (0.5, 1.5)},
+        claims=(Claim("widest_scale_range_is_best", "scale_range", (0.5, 1.5), part="scale range (0.5, 1.5)"),),
     ),
     Study(
         "start",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
+from tempbalance.lab.claims import Claim
 from tempbalance.lab.findings import Cell, Findings, last_alphas
 from tempbalance.lab.names import pretty
 from tempbalance.lab.paper.statements import stated
@@ -15,7 +16,7 @@ from tempbalance.lab.studies.comparisons import TWO_STAND_INS
 from tempbalance.lab.study import Study
 from tempbalance.report.study_page import Report
 from tempbalance.report.tables import Entry, Number, ResultTable
-from tempbalance.runlog import Line
+from tempbalance.runlog import Line, RunFolder
 
 if TYPE_CHECKING:
     from tempbalance.report.study_layers import Alphas, LayerTrack
@@ -57,6 +58,18 @@ def _present_alpha(findings: Findings) -> Report:
         "alpha_histograms": "The same for all networks together, for each family and for each dataset.",
     }
     return Report([table], charts, captions)
+
+
+def _alpha_spread(run: RunFolder) -> float | None:
+    """Return the standard deviation of alpha over the layers at the end of a run."""
+    alphas = last_alphas(run)
+    return pstdev(alphas) if alphas else None
+
+
+def _alpha_distance(run: RunFolder) -> float | None:
+    """Return the mean distance of alpha from the best according to theory at the end of a run."""
+    alphas = last_alphas(run)
+    return fmean(abs(alpha - stated("best_alpha")) for alpha in alphas) if alphas else None
 
 
 def _family(cell: Cell) -> str | None:
@@ -235,6 +248,10 @@ STUDIES = (
         varies="TB and CAL; the distribution of alpha",
         points=Grid("main", best=True, methods=("cal", "tb"), stand_ins=TWO_STAND_INS, smoke=("resnet18", "vgg16")),
         present=_present_alpha,
+        claims=(
+            Claim("tb_alphas_are_closer", "method", "tb", ("cal",), part="standard deviation", value=_alpha_spread),
+            Claim("tb_alphas_are_closer", "method", "tb", ("cal",), part="mean distance from 2", value=_alpha_distance),
+        ),
     ),
     Study(
         "layers",
