@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tempbalance.allocation import allocate as allocate
+    from tempbalance.diagnosis.allocation import allocate as allocate
     from tempbalance.diagnosis import diagnose as diagnose
     from tempbalance.errors import CheckpointError as CheckpointError
     from tempbalance.errors import ScoreError as ScoreError
@@ -46,7 +46,7 @@ _MODULES = {
     "TempBalance": "optim.scheduler",
     "TempBalanceError": "errors",
     "WeightError": "errors",
-    "allocate": "allocation",
+    "allocate": "diagnosis.allocation",
     "assign": "ranking.assign",
     "compute_score": "spectral.score",
     "diagnose": "diagnosis",

@@ -132,7 +132,7 @@ def _prune(network: nn.Module, table: Diagnosis, way: str, sparsity: float, bloc
     """Zero the smallest weights of each layer that has an alpha, round(sparsity x weights) in all."""
     import torch
 
-    from tempbalance.allocation import allocate
+    from tempbalance.diagnosis.allocation import allocate
 
     group_by = blocks if way.startswith("blocks") else None
     options = {**(WAYS[way] or WAYS[UNIFORM]), "group_by": group_by}
