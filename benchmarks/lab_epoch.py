@@ -14,10 +14,10 @@ from lightning.pytorch import Trainer
 from torch.nn.functional import cross_entropy
 
 from tempbalance import param_groups
-from tempbalance.lab.augment import batches
-from tempbalance.lab.data import ImageData
-from tempbalance.lab.networks import build_network
-from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.images.batches import batches
+from tempbalance.lab.images.data import ImageData
+from tempbalance.lab.images.network import build_network
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.training import RecipeModule
 
 ROUNDS, NUM_IMAGES = 5, 1920
@@ -51,7 +51,7 @@ def bare_epoch(data: ImageData) -> float:
 
 def lab_epoch(data: ImageData) -> float:
     """The training batches of an epoch as Lightning runs them, and the balancing at its end; no test images."""
-    module = RecipeModule(Recipe(model="resnet18", width=0.25, method="tb", epochs=1), data)
+    module = RecipeModule(ImageRecipe(model="resnet18", width=0.25, method="tb", epochs=1), data)
     times: dict[str, float] = {}
     module.on_train_epoch_end = lambda: (module.scheduler.step(), times.update(end=time.perf_counter()))
     begin = module.on_train_epoch_start

@@ -11,11 +11,11 @@ from rich.console import Console
 from tempbalance import __version__
 from tempbalance.bench.command import bench
 from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
-from tempbalance.lab.kinds import find_kind, run_task
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.kinds import run_task
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.options import check_dataset, read_options
-from tempbalance.lab.recipe import SEEDS, Recipe
-from tempbalance.lab.task import Task, read_recipe
+from tempbalance.lab.recipe import SEEDS, BaseRecipe, find_kind, read_recipe
 from tempbalance.runlog import RunFolder
 from tempbalance.study_commands import study
 from tempbalance.terminal import answered, messages, out_folder, stoppable
@@ -91,8 +91,8 @@ def train(
             settings = {"device": device, "precision": precision, "threads": threads, "cache": cache}
             _train_other(find_kind(str(kind)), recipe, options, out, settings)
             return
-        given = {**(read_recipe(recipe, Recipe) if recipe else {}), **options}
-        chosen = Recipe.from_dict(given)
+        given = {**(read_recipe(recipe, ImageRecipe) if recipe else {}), **options}
+        chosen = ImageRecipe.from_dict(given)
         folder = out_folder(out, Path("runs") / chosen.name)
         if not RunFolder(folder).is_begun:
             check_dataset(chosen.dataset)
@@ -123,7 +123,7 @@ def train(
 
 
 def _train_other(
-    kind: type[Task], recipe: Path, options: dict[str, Any], out: str | None, settings: dict[str, Any]
+    kind: type[BaseRecipe], recipe: Path, options: dict[str, Any], out: str | None, settings: dict[str, Any]
 ) -> None:
     """Train a recipe file of another kind than images: its own options, and those given that it has."""
     from tempbalance.lab.view import seconds_text
@@ -189,7 +189,7 @@ def compare(
         from tempbalance.lab.processes import check_all, local_pool, raise_failures, train_all
         from tempbalance.report.write import write_runs
 
-        given = {**(read_recipe(recipe, Recipe) if recipe else {}), **options}
+        given = {**(read_recipe(recipe, ImageRecipe) if recipe else {}), **options}
         names = [name.strip() for name in methods.split(",")]
         recipes = plan(given, names, SEEDS[:seeds])
         folder = out_folder(out, Path("runs"))

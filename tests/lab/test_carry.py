@@ -4,12 +4,12 @@ import os
 from itertools import count
 
 from tempbalance.lab.carry import pack, unpack
-from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.training import train
 from tempbalance.runlog import RunFolder
 from tests.lab.cut import resumed_after
 
-RECIPE = Recipe(dataset="digits", model="mlp", width=0.25, epochs=3, limit=300)
+RECIPE = ImageRecipe(dataset="digits", model="mlp", width=0.25, epochs=3, limit=300)
 EARLY = {"recipe.json": b"{}", "metrics.jsonl": b'{"epoch": 1}\n', "last.ckpt": b"early"}
 LATE = {
     "recipe.json": b"{}",

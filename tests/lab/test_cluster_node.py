@@ -6,8 +6,8 @@ import pytest
 
 from tempbalance.lab.carry import Files
 from tempbalance.lab.cluster_node import _settled
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.task import read_recipe
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.recipe import read_recipe
 from tests.lab.campaign import job
 
 
@@ -26,7 +26,7 @@ def test_a_run_goes_on_from_where_it_stands_further(tmp_path, monkeypatch, here,
         _settled(asked, files(here, "here"), "copy")
     settled = _settled(asked, files(sent, "sent"), "copy")
     assert settled.folder == tmp_path / "copy"
-    assert Recipe.from_dict(read_recipe(settled.folder / "asked.json", Recipe)) == asked.recipe
+    assert ImageRecipe.from_dict(read_recipe(settled.folder / "asked.json", ImageRecipe)) == asked.recipe
     assert settled.num_finished == max(here, sent)
     checkpoint = settled.run.checkpoint()
     assert checkpoint is not None

@@ -18,26 +18,26 @@ from tempbalance.lab.compare import (
     verdict,
     write_comparison,
 )
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.processes import check_all
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.resume import OtherRunError
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries, raises
 
 
-def finished(folder: Path, recipe: Recipe, accuracy: float, alphas: list[float]) -> None:
+def finished(folder: Path, recipe: ImageRecipe, accuracy: float, alphas: list[float]) -> None:
     run = RunFolder(folder / recipe.name)
     run.write_recipe({"recipe": recipe.to_dict(), "versions": {}})
     run.append(layers=[{"epoch": 5, "layer": str(i), "alpha": alpha} for i, alpha in enumerate(alphas)])
     run.write_result({"test_accuracy": accuracy, "best_accuracy": accuracy, "best_epoch": 1, "seconds": 1.0})
 
 
-def jobs(recipes: list[Recipe], folder: Path) -> list[Job]:
+def jobs(recipes: list[ImageRecipe], folder: Path) -> list[Job]:
     return [Job(recipe, folder / recipe.name) for recipe in recipes]
 
 
-def three_seeds(folder: Path) -> tuple[list[Recipe], list[Comparison]]:
+def three_seeds(folder: Path) -> tuple[list[ImageRecipe], list[Comparison]]:
     recipes = plan({"dataset": "digits"}, ["cal", "tb"], [43, 37, 13])
     for recipe in recipes:
         gain = {43: 1.0, 37: 2.0, 13: 3.0}[recipe.seed] if recipe.method == "tb" else 0.0

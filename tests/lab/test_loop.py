@@ -10,21 +10,20 @@ from typing import ClassVar
 import pytest
 import torch
 
-from tempbalance.lab import kinds
+from tempbalance.lab import recipe as recipes
 from tempbalance.lab.errors import InterruptedRunError, TrainingError
-from tempbalance.lab.kinds import find_kind, make_task, task_options
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.loop import train_in
 from tempbalance.lab.measure import Measure
-from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.recipe import BaseRecipe, find_kind, make_recipe, recipe_dict
 from tempbalance.lab.resume import OtherRunError
-from tempbalance.lab.task import Task
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, raises
 from tests.lab.cut import resumed_after
 
 
 @dataclass(frozen=True)
-class Walk(Task):
+class Walk(BaseRecipe):
     """A random walk of so many epochs."""
 
     kind = "walk"
@@ -74,8 +73,8 @@ class Walking:
 
 @pytest.fixture(autouse=True)
 def walks(monkeypatch):
-    monkeypatch.setitem(kinds._KINDS, "walk", ("walk.Walk", "walk"))
-    monkeypatch.setattr(kinds, "find_kind", lambda name: Walk if name == "walk" else find_kind(name))
+    monkeypatch.setitem(recipes._KINDS, "walk", "walk.Walk")
+    monkeypatch.setattr(recipes, "find_kind", lambda name: Walk if name == "walk" else find_kind(name))
 
 
 def walk(folder: Path, said: list[str] | None = None, task: Walk | None = None, digest: str = "d", **stop):
@@ -133,7 +132,7 @@ def test_a_folder_of_another_recipe_other_data_or_another_kind_is_refused(tmp_pa
     with raises(OtherRunError, "data", "street"):
         walk(tmp_path / "walk", digest="other")
     run = RunFolder(tmp_path / "images")
-    run.write_recipe({"recipe": Recipe().to_dict()})
+    run.write_recipe({"recipe": ImageRecipe().to_dict()})
     run.append([{"epoch": 1}])
     with raises(OtherRunError, "kind", "'images'", "'walk'"):
         walk(tmp_path / "images")
@@ -165,10 +164,10 @@ def test_two_processes_never_train_in_one_folder(tmp_path):
 def test_recipes_of_every_kind_come_back_from_their_options():
     for kind in ("images", "language", "matrices", "detection"):
         task = find_kind(kind)()
-        assert make_task(task_options(task)) == task
-        assert make_task({**task_options(task), "seed": 7}).id != task.id
+        assert make_recipe(recipe_dict(task)) == task
+        assert make_recipe({**recipe_dict(task), "seed": 7}).id != task.id
     with raises(ValueError, "kind", "'langage'", "'language'"):
-        make_task({"kind": "langage"})
+        make_recipe({"kind": "langage"})
     with raises(ValueError, "length", 1, 0):
         Walk(length=0)
     with raises(ValueError, "model", "'wheel'", "'wheels'"):

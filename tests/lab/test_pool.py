@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tempbalance.lab import processes
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Ended, Job
 from tempbalance.lab.pool import Pool
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.training import train
 from tempbalance.runlog import RunFolder, take_lock, write_whole
 from tests.lab import stub_worker
@@ -25,7 +25,7 @@ SMALL = {"dataset": "digits", "model": "mlp", "width": 0.25, "limit": 300, "epoc
 
 
 def asked(folder: Path, **options) -> Job:
-    job = Job(Recipe.from_dict({**SMALL, **options}), folder)
+    job = Job(ImageRecipe.from_dict({**SMALL, **options}), folder)
     write_whole(folder / "asked.json", json.dumps(job.recipe.to_dict()).encode())
     return job
 
@@ -117,7 +117,7 @@ def test_one_process_trains_one_run_after_another_as_a_run_alone_is_trained(pool
         assert (ended.state, ended.message) == ("done", "")
         pids.append(pool._workers[0]._process.pid)
     assert pids[0] == pids[1]
-    train(Recipe.from_dict({**SMALL, "seed": 37}), tmp_path / "alone", accelerator="cpu")
+    train(ImageRecipe.from_dict({**SMALL, "seed": 37}), tmp_path / "alone", accelerator="cpu")
     for name in ("metrics.jsonl", "layers.jsonl"):
         assert (tmp_path / "37" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
     assert "epoch 3: train loss" in (tmp_path / "37" / "output.txt").read_text()
@@ -135,7 +135,7 @@ def test_a_failing_run_leaves_its_traceback_and_the_process_goes_on(pool, tmp_pa
     pool.start(asked(tmp_path / "good"))
     assert [each.state for each in wait(pool)] == ["done"]
     write_whole(tmp_path / "bad" / "asked.json", (tmp_path / "good" / "asked.json").read_bytes())
-    pool.start(Job(Recipe.from_dict(SMALL), tmp_path / "bad"))
+    pool.start(Job(ImageRecipe.from_dict(SMALL), tmp_path / "bad"))
     assert [each.state for each in wait(pool)] == ["done"]
     assert not (tmp_path / "bad" / "failure.txt").exists()
 
@@ -188,11 +188,11 @@ import sys, time
 from pathlib import Path
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.pool import Pool
-from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.recipe import ImageRecipe
 from tempbalance.lab.task import read_recipe
 folder = Path(sys.argv[1])
 pool = Pool(1, {settings!r})
-pool.start(Job(Recipe.from_dict(read_recipe(folder / "asked.json", Recipe)), folder))
+pool.start(Job(ImageRecipe.from_dict(read_recipe(folder / "asked.json", ImageRecipe)), folder))
 print(pool._workers[0]._process.pid, flush=True)
 time.sleep(1000)
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.training import train
 from tempbalance.runlog import RunFolder
 
@@ -20,7 +20,7 @@ RECIPE = {**OPTIONS, "batch_size": 50}  # the last batch has one image, fewer th
 SCRIPT = """
 from pathlib import Path
 from lightning.pytorch import Callback
-from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.recipe import ImageRecipe
 from tempbalance.lab.task import read_recipe
 from tempbalance.lab.training import train
 from tempbalance.runlog import RunFolder
@@ -32,7 +32,7 @@ class Tell(Callback):
     def on_train_end(self, trainer, module):
         print(f"rank {trainer.global_rank}: {module.metrics['test_accuracy']!r}", flush=True)
 
-recipe = Recipe.from_dict(read_recipe(Path("recipe.yaml"), Recipe))
+recipe = ImageRecipe.from_dict(read_recipe(Path("recipe.yaml"), ImageRecipe))
 train(recipe, Path("run"), accelerator="cpu", devices=2, callbacks=[Tell()])
 """
 
@@ -66,6 +66,6 @@ def test_two_processes_train_as_one_does_and_one_of_them_tells(tmp_path):
     assert "epoch 2: train loss" not in resumed.stderr
     assert resumed.stdout.count("test accuracy") == 1
 
-    train(Recipe.from_dict(RECIPE), tmp_path / "alone", accelerator="cpu")
+    train(ImageRecipe.from_dict(RECIPE), tmp_path / "alone", accelerator="cpu")
     for ours, theirs in zip(before, RunFolder(tmp_path / "alone").metrics, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.plan import known_jobs
 from tempbalance.lab.processes import SweepError, raise_failures, train_all
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.view import SweepView, Times, count_text, job_labels, running_table, seconds_text, time_text
 from tests.cases import assert_carries, raises
 
@@ -19,7 +19,7 @@ RESULT = {"test_accuracy": 61.25, "best_accuracy": 61.25, "best_epoch": 1}
 
 
 def job(folder: Path, name: str, *, seconds: float | None = None, finished: int = 0, **options) -> Job:
-    found = Job(Recipe(epochs=10, **options), folder / name)
+    found = Job(ImageRecipe(epochs=10, **options), folder / name)
     found.run.write_recipe({"recipe": found.recipe.to_dict()})
     found.run.append([{"epoch": i + 1, "test_accuracy": 10.0 * i} for i in range(finished)])
     if seconds is not None:

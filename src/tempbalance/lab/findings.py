@@ -10,11 +10,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.kinds import find_kind
 from tempbalance.lab.measure import ACCURACY, Measure
 from tempbalance.lab.names import pretty
 from tempbalance.lab.paper.rows import PaperResult
 from tempbalance.lab.point import Point, Preset
+from tempbalance.lab.recipe import find_kind
 from tempbalance.lab.statistics import Paired, paired
 from tempbalance.runlog import Line, RunFolder
 

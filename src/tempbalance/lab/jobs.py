@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.lab.resume import finished
-from tempbalance.lab.task import Task
 from tempbalance.runlog import Line, RunFolder, RunFolderError, is_locked
 
 CLAIM, FAILURE = "claim.lock", "failure.txt"
@@ -20,7 +20,7 @@ State = Literal["done", "running", "failed", "left"]
 class Job:
     """A recipe and the folder in which it is trained."""
 
-    recipe: Task
+    recipe: BaseRecipe
     folder: Path
 
     @property

@@ -12,9 +12,8 @@ import torch
 from rich.console import Console
 
 from tempbalance.lab.errors import InterruptedRunError, TrainingError
-from tempbalance.lab.kinds import task_options
+from tempbalance.lab.recipe import BaseRecipe, recipe_dict
 from tempbalance.lab.resume import check_run, finished
-from tempbalance.lab.task import Task
 from tempbalance.lab.versions import versions
 from tempbalance.runlog import Line, RunFolder, RunFolderError
 
@@ -33,7 +32,7 @@ class Training(Protocol):
     """What a kind of run gives to the loop. Randomness follows from the seed and the epoch alone."""
 
     @property
-    def task(self) -> Task:
+    def task(self) -> BaseRecipe:
         """What is trained."""
 
     def first_lines(self) -> list[Line]:
@@ -102,7 +101,7 @@ def train_in(folder: Path, training: Training, *, digest: str, say: Callable[[st
 
 
 def run_plainly(
-    task: Task,
+    task: BaseRecipe,
     folder: Path,
     load: Callable[[Path | None], D],
     build: Callable[[D, torch.device], Training],
@@ -155,7 +154,7 @@ def _go_on(run: RunFolder, training: Training, digest: str, say: Callable[[str],
     if run.damaged:
         say(f"{' and '.join(run.damaged)} in {run.path} damaged: starting again")
     run.rewind(-1)
-    run.write_recipe({"recipe": task_options(training.task), "versions": versions(), "data": digest})
+    run.write_recipe({"recipe": recipe_dict(training.task), "versions": versions(), "data": digest})
     run.append(layers=training.first_lines())
     return 0, 0.0
 
@@ -174,7 +173,7 @@ def _save(state: dict[str, Any], path: Path) -> None:
         torch.save(state, file)
 
 
-def _told(task: Task, metrics: Line) -> str:
+def _told(task: BaseRecipe, metrics: Line) -> str:
     value = metrics.get(task.measure.name)
     return f"epoch {metrics['epoch']} of {task.num_epochs}" + ("" if value is None else f": {task.measure.text(value)}")
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import tempbalance
-from tempbalance.lab.augment import batch_bounds, batches, normalize
 from tempbalance.lab.balancing import scheduler_options
-from tempbalance.lab.data import ImageData
 from tempbalance.lab.errors import TrainingError
+from tempbalance.lab.images.batches import batch_bounds, batches, normalize
+from tempbalance.lab.images.data import ImageData
+from tempbalance.lab.images.network import build_network
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import find_method
-from tempbalance.lab.networks import build_network
 from tempbalance.lab.optimizers import build_optimizer, build_schedule
-from tempbalance.lab.recipe import Recipe
 from tempbalance.regularize import SpectralNormRegularizer
 from tempbalance.runlog import Line
 
@@ -31,7 +31,7 @@ Batch = tuple[Tensor, Tensor, int]
 class RecipeModule(LightningModule):
     """A recipe as Lightning trains it."""
 
-    def __init__(self, recipe: Recipe, data: ImageData) -> None:
+    def __init__(self, recipe: ImageRecipe, data: ImageData) -> None:
         super().__init__()
         self.recipe, self.data = recipe, data
         self.method = find_method(recipe.method)
@@ -275,7 +275,7 @@ def eigenvalues(weight: Tensor) -> list[float]:
     return values
 
 
-def least_images(recipe: Recipe, num_processes: int) -> int:
+def least_images(recipe: ImageRecipe, num_processes: int) -> int:
     """What a last batch has at least: two images a process, which BatchNorm needs, if other batches have as many."""
     return min(2 * num_processes, recipe.batch_size)
 

@@ -9,20 +9,20 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmRestarts, LRScheduler
 
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import find_method
-from tempbalance.lab.recipe import Recipe
 
 Groups = list[dict[str, Any]]
 
 _TRUST = 1e-3  # trust coefficient of LARS, its default
 
 
-def build_optimizer(groups: Groups, recipe: Recipe) -> Optimizer:
+def build_optimizer(groups: Groups, recipe: ImageRecipe) -> Optimizer:
     """The optimizer of a recipe's method."""
     return OPTIMIZERS[find_method(recipe.method).optimizer](groups, recipe)
 
 
-def build_schedule(optimizer: Optimizer, recipe: Recipe) -> LRScheduler:
+def build_schedule(optimizer: Optimizer, recipe: ImageRecipe) -> LRScheduler:
     """The base schedule of a recipe's method: a cosine to zero, with restarts for SGDR."""
     assert recipe.restart_epochs is not None
     if find_method(recipe.method).restarts:
@@ -30,10 +30,10 @@ def build_schedule(optimizer: Optimizer, recipe: Recipe) -> LRScheduler:
     return CosineAnnealingLR(optimizer, T_max=recipe.epochs)
 
 
-def _optimizer(package: str, name: str, *, momentum: bool = False) -> Callable[[Groups, Recipe], Optimizer]:
+def _optimizer(package: str, name: str, *, momentum: bool = False) -> Callable[[Groups, ImageRecipe], Optimizer]:
     """A builder of an optimizer with its own defaults but for what a recipe says."""
 
-    def build(groups: Groups, recipe: Recipe) -> Optimizer:
+    def build(groups: Groups, recipe: ImageRecipe) -> Optimizer:
         options = {"momentum": recipe.momentum} if momentum else {}
         kind = getattr(import_module(package), name)
         optimizer: Optimizer = kind(groups, lr=recipe.lr, weight_decay=recipe.weight_decay, **options)
@@ -42,7 +42,7 @@ def _optimizer(package: str, name: str, *, momentum: bool = False) -> Callable[[
     return build
 
 
-def _lars(groups: Groups, recipe: Recipe) -> Optimizer:
+def _lars(groups: Groups, recipe: ImageRecipe) -> Optimizer:
     """LARS for the matrices; vectors, to which it gives no trust ratio, at the rate times its trust coefficient."""
     assert recipe.lr is not None
     split = []
@@ -54,14 +54,14 @@ def _lars(groups: Groups, recipe: Recipe) -> Optimizer:
     return _optimizer("pytorch_optimizer", "LARS", momentum=True)(split, recipe)
 
 
-def _lookahead(groups: Groups, recipe: Recipe) -> Optimizer:
+def _lookahead(groups: Groups, recipe: ImageRecipe) -> Optimizer:
     kind = import_module("pytorch_optimizer").Lookahead
     inner = OPTIMIZERS["sgd"](groups, recipe)
     optimizer: Optimizer = kind(inner, k=recipe.lookahead_steps, alpha=recipe.lookahead_alpha)
     return optimizer
 
 
-OPTIMIZERS: dict[str, Callable[[Groups, Recipe], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Groups, ImageRecipe], Optimizer]] = {
     "sgd": _optimizer("torch.optim", "SGD", momentum=True),
     "adam": _optimizer("torch.optim", "Adam"),
     "adamw": _optimizer("torch.optim", "AdamW"),

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.kinds import make_task
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.names import pretty
 from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.present import settings_text
+from tempbalance.lab.recipe import make_recipe
 from tempbalance.lab.study import Study
 from tempbalance.runlog import RunFolder, RunFolderError
 
@@ -79,7 +79,7 @@ def known_jobs(folder: Path) -> list[Job]:
     for path in sorted(folder.glob("*/recipe.json")):
         try:
             content = RunFolder(path.parent).recipe or {}
-            job = Job(make_task(content.get("recipe") or {"": ""}), path.parent)
+            job = Job(make_recipe(content.get("recipe") or {"": ""}), path.parent)
         except (RunFolderError, ValueError, TypeError, AttributeError):  # of another kind or version
             continue
         if not job.damage:

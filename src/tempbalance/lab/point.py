@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tempbalance.lab.kinds import make_task
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.options import DATASETS
 from tempbalance.lab.paper.rows import PaperResult
-from tempbalance.lab.recipe import SEEDS
-from tempbalance.lab.task import Task
+from tempbalance.lab.recipe import SEEDS, BaseRecipe, make_recipe
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,9 @@ class Point:
     is_best: bool = False
     stands_for: str | None = None
 
-    def recipe(self, seed: int) -> Task:
+    def recipe(self, seed: int) -> BaseRecipe:
         """What is trained with a seed."""
-        return make_task({**self.options, "seed": seed})
+        return make_recipe({**self.options, "seed": seed})
 
 
 def find_preset(name: str, *, dataset: str | None = None) -> Preset:

@@ -131,6 +131,6 @@ def _num_training(dataset: str) -> int:
     """How many images there are to train with; somebody's own are counted."""
     if dataset in NUM_IMAGES:
         return NUM_IMAGES[dataset][0]
-    from tempbalance.lab.data import load_data
+    from tempbalance.lab.images.data import load_data
 
     return len(load_data(dataset).train_labels)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tempbalance.lab.kinds import make_task
-from tempbalance.lab.task import Task, differences
+from tempbalance.lab.recipe import BaseRecipe, differences, make_recipe
 from tempbalance.runlog import Line, RunFolder, RunFolderError
 
 _PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # Lightning's short names
@@ -15,7 +14,7 @@ class OtherRunError(Exception):
     """A folder that holds a run of another recipe."""
 
 
-def check_run(run: RunFolder, task: Task, *, precision: str | None = None, digest: str | None = None) -> None:
+def check_run(run: RunFolder, task: BaseRecipe, *, precision: str | None = None, digest: str | None = None) -> None:
     """Refuse a folder that holds a run of another recipe; one in which no epoch was finished is free for any.
 
     Args:
@@ -34,7 +33,7 @@ def check_run(run: RunFolder, task: Task, *, precision: str | None = None, diges
     if not isinstance(content.get("recipe"), dict):
         raise RunFolderError(f"{file}: must say what the run was started with, got {content or 'nothing'}")
     try:
-        saved = make_task(content["recipe"])
+        saved = make_recipe(content["recipe"])
     except ValueError as err:
         raise RunFolderError(f"{file}: {err}") from err
     same_kind = saved.kind == task.kind
@@ -53,7 +52,7 @@ def check_run(run: RunFolder, task: Task, *, precision: str | None = None, diges
         )
 
 
-def finished(run: RunFolder, task: Task) -> Line | None:
+def finished(run: RunFolder, task: BaseRecipe) -> Line | None:
     """The result of a run that is complete, otherwise ``None``.
 
     Raises:

@@ -11,15 +11,15 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.loop import say
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.show import ShowProgress
 from tempbalance.lab.training import train
 from tempbalance.runlog import Line
 
 
 def start(
-    recipe: Recipe,
+    recipe: ImageRecipe,
     folder: Path,
     *,
     cache: Path | None,
@@ -60,6 +60,6 @@ def start(
     return result if is_first else None
 
 
-def run(recipe: Recipe, folder: Path, *, device: str, **options: Any) -> Line | None:
+def run(recipe: ImageRecipe, folder: Path, *, device: str, **options: Any) -> Line | None:
     """Train a recipe for a sweep; ``options`` as for `start`."""
     return start(recipe, folder, accelerator=device, **options)

@@ -12,17 +12,17 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from tempbalance.lab.data import load_data
 from tempbalance.lab.errors import InterruptedRunError
+from tempbalance.lab.images.data import load_data
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.module import RecipeModule, check_batches
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.record import Recorder, StraightIO
 from tempbalance.lab.resume import check_run, finished
 from tempbalance.runlog import Line, RunFolder
 
 
 def train(
-    recipe: Recipe,
+    recipe: ImageRecipe,
     folder: Path,
     *,
     cache: Path | None = None,

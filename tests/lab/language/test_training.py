@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 
 from tempbalance.lab.errors import TrainingError
+from tempbalance.lab.language.data import load_text
 from tempbalance.lab.language.recipe import LanguageRecipe
-from tempbalance.lab.language.text import load_text
 from tempbalance.lab.language.training import LanguageTraining, run
 from tempbalance.lab.loop import find_device
 from tempbalance.runlog import RunFolder

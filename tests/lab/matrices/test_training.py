@@ -11,8 +11,8 @@ from torch.func import functional_call, hessian
 from torch.nn.functional import cross_entropy
 
 from tempbalance.curvature import decay_exponent
-from tempbalance.lab.data import load_data
 from tempbalance.lab.errors import TrainingError
+from tempbalance.lab.images.data import load_data
 from tempbalance.lab.matrices.penalty import covariance_eigenvalues, decay_penalty
 from tempbalance.lab.matrices.recipe import MatricesRecipe
 from tempbalance.lab.matrices.training import MatricesTraining, run

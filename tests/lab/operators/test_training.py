@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 
 from tempbalance.lab.errors import TrainingError
-from tempbalance.lab.operator.data import make_data
-from tempbalance.lab.operator.recipe import OperatorRecipe
-from tempbalance.lab.operator.training import OperatorTraining, relative_errors, run
+from tempbalance.lab.operators.data import make_data
+from tempbalance.lab.operators.recipe import OperatorRecipe
+from tempbalance.lab.operators.training import OperatorTraining, relative_errors, run
 from tempbalance.runlog import RunFolder
 from tests.cases import raises
 from tests.lab.cut import train_one_epoch

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from tempbalance.lab.measure import Measure
 from tempbalance.lab.methods import find_method, unknown
 from tempbalance.lab.options import CHOICES, RULES
-from tempbalance.lab.recipe import SEEDS
-from tempbalance.lab.task import Task
+from tempbalance.lab.recipe import SEEDS, BaseRecipe
 from tempbalance.report.text import shown
 
 # Known data, with the number of images for training and for the test; tests hold them to those of the library.
@@ -26,7 +25,7 @@ MAP = Measure("test_map", "mAP", "%", "points")
 
 
 @dataclass(frozen=True)
-class DetectionRecipe(Task):
+class DetectionRecipe(BaseRecipe):
     """What to train on what, how, and from which seed. Defaults are the paper's (appendix "other tasks").
 
     Attributes:

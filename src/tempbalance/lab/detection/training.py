@@ -25,9 +25,9 @@ from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
 from tempbalance.lab.detection.record import Recorder, go_on
 from tempbalance.lab.errors import InterruptedRunError
-from tempbalance.lab.kinds import task_options
 from tempbalance.lab.loop import say
 from tempbalance.lab.methods import find_method
+from tempbalance.lab.recipe import recipe_dict
 from tempbalance.lab.resume import check_run, finished
 from tempbalance.lab.versions import versions
 from tempbalance.runlog import Line, RunFolder
@@ -83,7 +83,7 @@ def run(
             tell(f"{folder} is complete already")
             return result
         made_with = {"versions": {**versions(), OWN_FILES: package.__version__}, "data": data.digest}
-        begun = {"recipe": task_options(recipe), **made_with, "precision": precision}
+        begun = {"recipe": recipe_dict(recipe), **made_with, "precision": precision}
         progress = go_on(run_folder, folder / OWN_FILES, begun, tell)
         recorder = Recorder(recipe, run_folder, progress, say=tell, threads=threads)
         if progress.epoch < recipe.num_epochs:

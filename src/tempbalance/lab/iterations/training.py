@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 import tempbalance
 from tempbalance.lab.balancing import scheduler_options
 from tempbalance.lab.errors import TrainingError
-from tempbalance.lab.iterations.recipe import IterationsTask
+from tempbalance.lab.recipe import IterationsRecipe
 from tempbalance.runlog import Line
 
-T = TypeVar("T", bound=IterationsTask)
+T = TypeVar("T", bound=IterationsRecipe)
 
 _COUNTED = ("num_balancings", "seconds")  # of a result, by the training and by the loop
 

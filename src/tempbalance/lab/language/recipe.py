@@ -7,18 +7,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tempbalance.lab.iterations.recipe import COUNT, IterationsTask
-from tempbalance.lab.language.text import DATASETS, TOKENS, TextData, check_text, count_steps, load_text
+from tempbalance.lab.language.data import DATASETS, TOKENS, TextData, check_text, count_steps, load_text
 from tempbalance.lab.measure import Measure
 from tempbalance.lab.names import pretty
 from tempbalance.lab.options import RULES
+from tempbalance.lab.recipe import COUNT, IterationsRecipe
 from tempbalance.report.text import shown
 
 _SHARE = ("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 @dataclass(frozen=True)
-class LanguageRecipe(IterationsTask):
+class LanguageRecipe(IterationsRecipe):
     """What language model to train on which text, how, and from which seed. Defaults are the paper's.
 
     Attributes:
@@ -37,13 +37,13 @@ class LanguageRecipe(IterationsTask):
         dropout: Its probability.
         betas: Of Adam.
         eps: Of Adam.
-        interval, evaluate_every: In iterations; these and all others are as of `IterationsTask`.
+        interval, evaluate_every: In iterations; these and all others are as of `IterationsRecipe`.
     """
 
     kind: ClassVar[str] = "language"
     measure: ClassVar[Measure] = Measure("test_perplexity", "perplexity", is_lower_better=True)
     rules: ClassVar = {
-        **IterationsTask.rules,
+        **IterationsRecipe.rules,
         **dict.fromkeys(("layers", "width", "head", "inner", "sequence"), COUNT),
         "dataset": RULES["dataset"],
         "dropout": _SHARE,
@@ -51,7 +51,7 @@ class LanguageRecipe(IterationsTask):
         "eps": ("> 0", lambda value: value > 0),
     }
     choices: ClassVar = {
-        **IterationsTask.choices,
+        **IterationsRecipe.choices,
         "tokens": TOKENS,
         "model": ("tensorized", "gpt"),
         "method": ("adam", "tb+adam"),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.measure import ACCURACY, Measure
 from tempbalance.lab.options import RULES
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.task import Task
+from tempbalance.lab.recipe import BaseRecipe
 
 _SHARED = ("dataset", "seed", "lr", "batch_size", "epochs", "limit", "test_limit")
 _COUNT = ("at least 1", lambda value: value >= 1)
 
 
 @dataclass(frozen=True)
-class MatricesRecipe(Task):
+class MatricesRecipe(BaseRecipe):
     """A network with one hidden layer. Width, data and epochs are the paper's, all else is as of Nassar et al. (2020).
 
     Attributes:
@@ -118,6 +118,6 @@ class MatricesRecipe(Task):
         return self._images.own_digest()
 
     @property
-    def _images(self) -> Recipe:
+    def _images(self) -> ImageRecipe:
         """A recipe of the same images."""
-        return Recipe(dataset=self.dataset, limit=self.limit, test_limit=self.test_limit)
+        return ImageRecipe(dataset=self.dataset, limit=self.limit, test_limit=self.test_limit)

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 
 from tempbalance.curvature import decay_exponent, hessian_eigenvalues, ntk_eigenvalues, output_covariance
 from tempbalance.errors import TempBalanceError
-from tempbalance.lab.augment import batch_bounds
-from tempbalance.lab.data import ImageData, load_data
 from tempbalance.lab.errors import TrainingError
+from tempbalance.lab.images.batches import batch_bounds
+from tempbalance.lab.images.data import ImageData, load_data
 from tempbalance.lab.loop import run_plainly
 from tempbalance.lab.matrices.penalty import covariance_eigenvalues, decay_penalty
 from tempbalance.lab.matrices.recipe import MatricesRecipe

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tempbalance.lab.findings import Findings
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.paper.statements import paper_statements
 from tempbalance.lab.point import Point, Preset
 from tempbalance.lab.points import best_points, common_settings, reduced
 from tempbalance.lab.present import accuracies_with, bars
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.study import Presentation, Study
 
 _NETWORKS = ("resnet18", "resnet34")
@@ -20,7 +20,7 @@ def points(preset: Preset) -> list[Point]:
     for model in _NETWORKS:
         for method, statement in _RATES.items():
             names = {"dataset": "cifar100", "model": model, "method": method}
-            usual = Recipe(method=method).lr
+            usual = ImageRecipe(method=method).lr
             for rate in paper_statements()[statement].value:
                 options = {**common_settings(), **names, "lr": rate}
                 found.append(Point(names, options, is_best=rate == usual))

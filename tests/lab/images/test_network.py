@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from tempbalance import param_groups
-from tempbalance.lab.networks import NETWORKS, Bottleneck, build_network
+from tempbalance.lab.images.network import NETWORKS, Bottleneck, build_network
 from tempbalance.lab.options import MODELS
 from tests.cases import raises
 

@@ -14,9 +14,9 @@ import tempbalance
 from tempbalance.lab.iterations.training import IterationsTraining
 from tempbalance.lab.loop import run_plainly
 from tempbalance.lab.methods import find_method
-from tempbalance.lab.operator.data import OperatorData, make_data
-from tempbalance.lab.operator.network import FourierOperator
-from tempbalance.lab.operator.recipe import OperatorRecipe
+from tempbalance.lab.operators.data import OperatorData, make_data
+from tempbalance.lab.operators.network import FourierOperator
+from tempbalance.lab.operators.recipe import OperatorRecipe
 from tempbalance.runlog import Line
 
 _OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

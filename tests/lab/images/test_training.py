@@ -17,15 +17,15 @@ import pytest
 import torch
 
 from tempbalance.lab.errors import InterruptedRunError, TrainingError
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import METHODS
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.record import StraightIO
 from tempbalance.lab.resume import OtherRunError
 from tempbalance.lab.training import train
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, raises, warns
 
-SMALL = Recipe(dataset="digits", model="mlp", width=0.25, method="tb+snr", epochs=5, limit=300)
+SMALL = ImageRecipe(dataset="digits", model="mlp", width=0.25, method="tb+snr", epochs=5, limit=300)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _quiet():
         yield
 
 
-def run(recipe: Recipe, folder: Path, slow: float = 0.0) -> None:
+def run(recipe: ImageRecipe, folder: Path, slow: float = 0.0) -> None:
     """Train in a process of its own, with every write to the disk drawn out."""
     torch.set_num_threads(1)
     if slow:
@@ -107,7 +107,7 @@ def test_a_run_leaves_what_it_should(whole):
         "best.ckpt",
         "result.json",
     }
-    assert Recipe.from_dict(folder.recipe["recipe"]) == SMALL
+    assert ImageRecipe.from_dict(folder.recipe["recipe"]) == SMALL
     assert "torch" in folder.recipe["versions"]
     assert [line["epoch"] for line in folder.metrics] == [1, 2, 3, 4, 5]
     assert sorted({line["epoch"] for line in folder.layers}) == [0, 1, 2, 3, 4, 5]
@@ -118,7 +118,7 @@ def test_a_run_leaves_what_it_should(whole):
 
 
 def test_a_run_is_read_in_python_as_the_documentation_says(whole, tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "lab.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
     shutil.copytree(whole, tmp_path / "runs" / "c100-tb-43")
     monkeypatch.chdir(tmp_path)
@@ -144,7 +144,7 @@ def test_layers_are_trained_at_rates_within_the_range_that_follow_alpha(whole):
 @pytest.mark.slow
 def test_ten_kills_at_random_instants_change_no_bit(tmp_path):
     """Every write to the disk takes 0.2 s here, and every other kill waits for one."""
-    recipe = Recipe.from_dict({**SMALL.to_dict(), "epochs": 30})
+    recipe = ImageRecipe.from_dict({**SMALL.to_dict(), "epochs": 30})
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(recipe, whole)
     context = multiprocessing.get_context("forkserver")
@@ -188,13 +188,13 @@ def test_a_finished_run_is_left_alone(whole):
 
 
 def test_another_recipe_is_refused_with_the_difference(whole):
-    other = Recipe.from_dict({**SMALL.to_dict(), "lr": 0.2})
+    other = ImageRecipe.from_dict({**SMALL.to_dict(), "lr": 0.2})
     with raises(OtherRunError, "lr", 0.1, 0.2):
         train(other, whole)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_epoch_the_layer_and_its_rate(tmp_path):
-    broken = Recipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
+    broken = ImageRecipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
     with raises(TrainingError, "epoch 1", "'linear", "1e+20"):
         train(broken, tmp_path, accelerator="cpu")
     assert RunFolder(tmp_path).result is None
@@ -202,14 +202,14 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_epoch_the_layer_and_its
 
 def test_a_loss_that_breaks_in_the_very_last_step_is_noticed_too(tmp_path):
     options = {"method": "cal", "lr": 1e20, "limit": 100, "epochs": 1}  # one step
-    broken = Recipe.from_dict({**SMALL.to_dict(), **options})
+    broken = ImageRecipe.from_dict({**SMALL.to_dict(), **options})
     with raises(TrainingError, "test loss", "epoch 1", "1e+20"):
         train(broken, tmp_path, accelerator="cpu")
     assert RunFolder(tmp_path).metrics == []
 
 
 def test_a_run_that_finished_no_epoch_leaves_its_folder_free(whole, tmp_path):
-    broken = Recipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
+    broken = ImageRecipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
     with pytest.raises(TrainingError):
         train(broken, tmp_path, accelerator="cpu")
     assert RunFolder(tmp_path).recipe["recipe"]["lr"] == 1e20
@@ -229,12 +229,12 @@ def test_a_run_that_finished_no_epoch_leaves_its_folder_free(whole, tmp_path):
 )
 def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(tmp_path, options, trainer, carried):
     with raises(ValueError, *carried):
-        train(Recipe.from_dict({**SMALL.to_dict(), **options}), tmp_path / "run", **trainer)
+        train(ImageRecipe.from_dict({**SMALL.to_dict(), **options}), tmp_path / "run", **trainer)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_last_batch_of_one_image_does_not_stop_a_network_with_batchnorm(tmp_path):
-    recipe = Recipe(model="resnet18", width=0.0625, epochs=1, batch_size=32, limit=33)
+    recipe = ImageRecipe(model="resnet18", width=0.0625, epochs=1, batch_size=32, limit=33)
     assert train(recipe, tmp_path, accelerator="cpu")["test_accuracy"] >= 0
 
 
@@ -248,7 +248,7 @@ def write_npz(path: Path, **changes: np.ndarray) -> str:
 
 def test_a_run_does_not_go_on_with_other_data_or_another_precision(tmp_path):
     path = tmp_path / "own.npz"
-    recipe = Recipe(dataset=write_npz(path), model="mlp", width=0.25, epochs=1)
+    recipe = ImageRecipe(dataset=write_npz(path), model="mlp", width=0.25, epochs=1)
     folder = tmp_path / "run"
     result = train(recipe, folder, accelerator="cpu")
     assert train(recipe, folder, accelerator="cpu", precision="32") == result
@@ -309,7 +309,7 @@ def test_an_empty_file_of_a_run_is_named(copy, name, carried):
 
 def test_a_layers_rate_is_that_of_its_weight(tmp_path):
     """LARS trains vectors at another."""
-    recipe = Recipe(model="mlp", width=0.25, method="lars", epochs=1, limit=100)
+    recipe = ImageRecipe(model="mlp", width=0.25, method="lars", epochs=1, limit=100)
     train(recipe, tmp_path, accelerator="cpu")
     assert {line["rate"] for line in RunFolder(tmp_path).layers if line["epoch"] == 0} == {28.0}
 
@@ -367,7 +367,7 @@ def told(queue, folder: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the tests' process may have a handler, for coverage
     torch.set_num_threads(1)
     try:
-        train(Recipe.from_dict({**SMALL.to_dict(), "epochs": 10_000}), folder, accelerator="cpu")
+        train(ImageRecipe.from_dict({**SMALL.to_dict(), "epochs": 10_000}), folder, accelerator="cpu")
     except InterruptedRunError as err:
         queue.put(str(err))
 
@@ -379,7 +379,7 @@ FAST = ("tb", "sgdr", "lookahead")  # one that balances, one with another schedu
     "method", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in METHODS]
 )
 def test_every_method_learns_the_digits_with_its_defaults(method, tmp_path):
-    result = train(Recipe(model="mlp", width=0.25, epochs=15, method=method), tmp_path, accelerator="cpu")
+    result = train(ImageRecipe(model="mlp", width=0.25, epochs=15, method=method), tmp_path, accelerator="cpu")
     assert result["test_accuracy"] > 90
 
 
@@ -416,7 +416,7 @@ def test_a_run_that_balances_in_steps_and_notes_them_goes_on_to_the_bit(tmp_path
         assert (folder / "steps.jsonl").read_bytes() == (tmp_path / "whole" / "steps.jsonl").read_bytes()
 
 
-def stop_at(epoch: int, recipe: Recipe, folder: Path) -> None:
+def stop_at(epoch: int, recipe: ImageRecipe, folder: Path) -> None:
     """Leave a run as a kill in the middle of the next epoch does: its lines are written, its checkpoint is not."""
     run(replace(recipe, stop_after=epoch), folder)
     (folder / "result.json").unlink()

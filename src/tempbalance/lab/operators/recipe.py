@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tempbalance.lab.iterations.recipe import COUNT, IterationsTask
 from tempbalance.lab.measure import Measure
 from tempbalance.lab.names import pretty
-from tempbalance.lab.operator.data import EQUATIONS, GRIDS
+from tempbalance.lab.operators.data import EQUATIONS, GRIDS
 from tempbalance.lab.options import RULES
+from tempbalance.lab.recipe import COUNT, IterationsRecipe
 
 
 @dataclass(frozen=True)
-class OperatorRecipe(IterationsTask):
+class OperatorRecipe(IterationsRecipe):
     """A Fourier neural operator that learns what an equation makes of its initial condition.
 
     Attributes:
@@ -32,20 +32,20 @@ class OperatorRecipe(IterationsTask):
         lr: Initial rate; the default was best for Adam alone, on other data.
         batch_size: Solutions a step; all of them where there are fewer.
         weight_decay: Of the optimizer.
-        interval, evaluate_every: In iterations; these and all others are as of `IterationsTask`.
+        interval, evaluate_every: In iterations; these and all others are as of `IterationsRecipe`.
     """
 
     kind: ClassVar[str] = "operator"
     measure: ClassVar[Measure] = Measure("test_nrmse", "nRMSE", "%", "points", is_lower_better=True)
     rules: ClassVar = {
-        **IterationsTask.rules,
+        **IterationsRecipe.rules,
         **{name: RULES[name] for name in ("weight_decay", "limit", "test_limit")},
         **dict.fromkeys(("width", "modes", "blocks"), COUNT),
         "data_seed": RULES["seed"],
         "grid": (f"one of {', '.join(map(str, GRIDS))}", lambda value: value in GRIDS),
     }
     choices: ClassVar = {
-        **IterationsTask.choices,
+        **IterationsRecipe.choices,
         "dataset": tuple(EQUATIONS),
         "model": ("fno",),
         "method": ("adam", "tb+adam", "adamw", "tb+adamw"),

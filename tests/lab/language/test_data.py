@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tempbalance.lab.download import DownloadError
-from tempbalance.lab.language import text as module
-from tempbalance.lab.language.text import END, PARTS, PENN_TREEBANK, UNKNOWN, TextData, load_text
+from tempbalance.lab.language import data as module
+from tempbalance.lab.language.data import END, PARTS, PENN_TREEBANK, UNKNOWN, TextData, load_text
 from tests.cases import raises
 
 LINE = "the cat sat on the mat .\n"

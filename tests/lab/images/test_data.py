@@ -19,9 +19,9 @@ from PIL import Image
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
-from tempbalance.lab import data as data_module
 from tempbalance.lab import options
-from tempbalance.lab.data import DATASETS, ImageData, load_data
+from tempbalance.lab.images import data as data_module
+from tempbalance.lab.images.data import DATASETS, ImageData, load_data
 from tests.cases import raises, warns
 
 RNG = np.random.default_rng(0)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tempbalance.lab.augment import PAD, augment, batches, normalize
+from tempbalance.lab.images.batches import PAD, augment, batches, normalize
 from tests.cases import raises
 
 OPTIONS = {"batch_size": 8, "seed": 43, "epoch": 0, "crop": True, "flip": True, "mean": (0.0,), "std": (1 / 255,)}

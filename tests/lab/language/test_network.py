@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import tempbalance
-from tempbalance.lab.language.networks import (
+from tempbalance.lab.language.network import (
     BlockTermAttention,
     LanguageModel,
     Size,
