@@ -151,7 +151,7 @@ def _tell_plan(
     studies: list[Study], size: Preset, chosen: dict[str, list[Point]], folder: Path, num_slots: int
 ) -> None:
     from tempbalance.lab.plan import jobs_of_all, known_jobs, plan_table, totals_text
-    from tempbalance.lab.view import Times, time_text
+    from tempbalance.lab.progress import Times, time_text
 
     console = _wide()
     for each in studies:
@@ -188,7 +188,7 @@ def status(
     """Say how many runs are done, running, failed and left, from any terminal at any time."""
     with answered("lab"):
         from tempbalance.lab.plan import jobs_of_all, known_jobs
-        from tempbalance.lab.view import Times, count_text, running_table, time_text
+        from tempbalance.lab.progress import Times, count_text, running_table, time_text
 
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
         jobs = jobs_of_all(chosen, studies, size, folder)

@@ -17,9 +17,9 @@ from tempbalance.lab.cluster import Cluster
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Executor, Job
 from tempbalance.lab.pool import Pool
+from tempbalance.lab.progress import SweepView
 from tempbalance.lab.recipe import SEEDS
 from tempbalance.lab.sweep import sweep
-from tempbalance.lab.view import SweepView
 from tempbalance.runlog import RunFolder
 from tests.lab.cut import resumed_after
 

@@ -1,11 +1,14 @@
 """A run goes on from files that were carried elsewhere, whenever they were taken and whatever is killed meanwhile."""
 
+import io
 import os
 from itertools import count
 
+from rich.console import Console
+
 from tempbalance.lab.carry import pack, unpack
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.training import train
+from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder
 from tests.lab.cut import resumed_after
 
@@ -20,15 +23,15 @@ LATE = {
 
 
 def test_a_run_that_is_carried_elsewhere_goes_on_there(tmp_path):
-    train(RECIPE, tmp_path / "one", accelerator="cpu")
+    train(RECIPE, tmp_path / "one", device="cpu")
     whole = pack(tmp_path / "one")
     assert whole.keys() == {"recipe.json", "metrics.jsonl", "layers.jsonl", "best.ckpt", "last.ckpt", "result.json"}
     (tmp_path / "one" / "result.json").unlink()
     (tmp_path / "one" / "last.ckpt").unlink()  # it is just becoming the previous one
     unpack(pack(tmp_path / "one"), tmp_path / "other")
-    said: list[str] = []
-    train(RECIPE, tmp_path / "other", accelerator="cpu", tell=said.append)
-    (told,) = said
+    console = Console(file=io.StringIO(), width=10_000)
+    train(RECIPE, tmp_path / "other", device="cpu", console=console)
+    told, *_ = console.file.getvalue().splitlines()
     assert resumed_after(told) == [2]
     assert str(tmp_path / "other") in told
     again = pack(tmp_path / "other")

@@ -21,7 +21,7 @@ from tempbalance.lab.compare import (
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.processes import check_all
-from tempbalance.lab.resume import OtherRunError
+from tempbalance.lab.runs import OtherRunError
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries, raises
 

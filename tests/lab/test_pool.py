@@ -15,7 +15,7 @@ from tempbalance.lab import processes
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Ended, Job
 from tempbalance.lab.pool import Pool
-from tempbalance.lab.training import train
+from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder, take_lock, write_whole
 from tests.lab import stub_worker
 from tests.lab.cut import resumed_after
@@ -117,10 +117,10 @@ def test_one_process_trains_one_run_after_another_as_a_run_alone_is_trained(pool
         assert (ended.state, ended.message) == ("done", "")
         pids.append(pool._workers[0]._process.pid)
     assert pids[0] == pids[1]
-    train(ImageRecipe.from_dict({**SMALL, "seed": 37}), tmp_path / "alone", accelerator="cpu")
+    train(ImageRecipe.from_dict({**SMALL, "seed": 37}), tmp_path / "alone", device="cpu")
     for name in ("metrics.jsonl", "layers.jsonl"):
         assert (tmp_path / "37" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
-    assert "epoch 3: train loss" in (tmp_path / "37" / "output.txt").read_text()
+    assert "epoch 3 of 3: train loss" in (tmp_path / "37" / "output.txt").read_text()
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.images.training import build_optimizer, build_schedule
 from tempbalance.lab.methods import METHODS, find_method
-from tempbalance.lab.optimizers import build_optimizer, build_schedule
 from tempbalance.lab.recipe import SEEDS, differences, read_recipe
 from tests.cases import assert_carries, raises
 

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from tempbalance.lab import worker
-from tempbalance.lab.errors import InterruptedRunError
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.kinds import ask
+from tempbalance.lab.runs import InterruptedRunError
 from tempbalance.runlog import RunFolder
 from tests.lab.campaign import SETTINGS, job
 
@@ -16,7 +15,7 @@ from tests.lab.campaign import SETTINGS, job
 def asked(tmp_path) -> Job:
     found = job(tmp_path, epochs=1)
     found.folder.mkdir()
-    ask(found.folder, found.recipe)
+    found.ask()
     return found
 
 
@@ -53,9 +52,9 @@ def test_a_failure_leaves_its_traceback_and_is_told_in_a_line(asked):
     ],
 )
 def test_errors_are_told_apart_and_only_a_failure_is_kept(asked, monkeypatch, error, answer):
-    def run_asked(*_):
+    def train(*_, **settings):
         raise error
 
-    monkeypatch.setattr(worker, "run_asked", run_asked)
+    monkeypatch.setattr(worker, "train", train)
     assert worker.work(asked.folder, SETTINGS) == answer
     assert (asked.folder / "failure.txt").exists() == (answer[0] == "failed")

@@ -15,14 +15,14 @@ import pytest
 pytest.importorskip("ultralytics", reason="runs in its own environment: make test-vision")
 
 from rich.console import Console
+from tempbalance.lab.kinds import ask
 from ultralytics import YOLO
 
 from tempbalance.lab.detection import training
 from tempbalance.lab.detection.data import ready_data
 from tempbalance.lab.detection.recipe import DetectionRecipe
-from tempbalance.lab.detection.record import Recorder
 from tempbalance.lab.detection.shapes import draw_shapes
-from tempbalance.lab.kinds import ask
+from tempbalance.lab.detection.training import Callbacks
 from tempbalance.runlog import RunFolder
 from tests.integrations.contract import assert_same, note_rates
 from tests.integrations.test_ultralytics import recomputed
@@ -61,14 +61,16 @@ def recipe_on(data, **options):
 
 
 def train(recipe, folder, cache, *, said=None):
-    return training.run(recipe, folder, console=Console(file=said or io.StringIO()), cache=cache, **SETTINGS)
+    return training.train_on_ultralytics(
+        recipe, folder, console=Console(file=said or io.StringIO()), cache=cache, **SETTINGS
+    )
 
 
 class Watch:
     """The rates of each step and the weights at the start of each epoch, of all trainings while it is there."""
 
     def __init__(self, monkeypatch):
-        self.noted, self.held, attach = [], {}, Recorder.attach
+        self.noted, self.held, attach = [], {}, Callbacks.attach
 
         def watched(recorder, model):
             attach(recorder, model)
@@ -77,7 +79,7 @@ class Watch:
             )
             model.add_callback("on_train_epoch_start", self._keep)
 
-        monkeypatch.setattr(Recorder, "attach", watched)
+        monkeypatch.setattr(Callbacks, "attach", watched)
 
     def _keep(self, trainer):
         self.held[trainer.epoch] = copy.deepcopy(trainer.model)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tempbalance.lab.carry import Files, pack, unpack
-from tempbalance.lab.jobs import Ended, Job, Settings
-from tempbalance.lab.kinds import ASKED, ask
+from tempbalance.lab.jobs import ASKED, Ended, Job, Settings
 from tempbalance.lab.pool import Pool
 
 _PAUSE = 0.1  # seconds between two looks at the process that trains
@@ -110,7 +109,7 @@ def _settled(job: Job, files: Files, name: str) -> Job:
     job = replace(job, folder=Path(tempfile.gettempdir()) / name)
     if not job.run.is_begun or job.num_finished < files.get("metrics.jsonl", b"").count(b"\n"):
         unpack(files, job.folder)
-    ask(job.folder, job.recipe)
+    job.ask()
     return job
 
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from tempbalance.lab.jobs import Executor, Job, Settings
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.pool import Pool
-from tempbalance.lab.resume import OtherRunError, check_run, finished
+from tempbalance.lab.progress import SweepView
+from tempbalance.lab.runs import OtherRunError, check_run, finished
 from tempbalance.lab.sweep import sweep
-from tempbalance.lab.view import SweepView
 from tempbalance.runlog import RunFolderError
 
 _PACKAGES = ("lightning", "PIL", "pooch", "pytorch_optimizer", "yaml", "sklearn", "scipy", "tensorboard")

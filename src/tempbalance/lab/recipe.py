@@ -42,6 +42,9 @@ class BaseRecipe:
         rules: What each option must be beside its type, as words and a function.
         choices: Options with known values.
         result_names: The numbers that a complete run's result has.
+        best_by: The metric that chooses the best epoch; empty for the measure itself.
+        is_float32: Whether runs train in 32-true alone.
+        is_distributable: Whether several devices can train one run.
     """
 
     kind: ClassVar[str]
@@ -49,6 +52,9 @@ class BaseRecipe:
     rules: ClassVar[Mapping[str, Rule]]
     choices: ClassVar[Mapping[str, Sequence[str]]]
     result_names: ClassVar[tuple[str, ...]]
+    best_by: ClassVar[str] = ""
+    is_float32: ClassVar[bool] = False
+    is_distributable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name, value in self.checked(vars(self)).items():
@@ -86,6 +92,11 @@ class BaseRecipe:
             ValueError: It says what is missing.
         """
         raise NotImplementedError
+
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the data are somebody's own, which can change, and are there."""
+        return False
 
     def own_digest(self) -> str | None:
         """The checksum of data that are somebody's own and so can change; ``None`` for known ones."""
@@ -187,6 +198,10 @@ class BalancingRecipe(BaseRecipe):
             options = {**options, "windows": str(options["windows"])}
         return super().checked(options, where=where)
 
+    def scores_after(self, epoch: int) -> bool:
+        """Whether layers are noted after an epoch; epoch 0 is before training."""
+        return True
+
 
 COUNT: Rule = ("at least 1", lambda value: value >= 1)
 _SHARED = ("seed", "lr", "batch_size", "scale_range", "interval", "tail_fraction", "min_eigenvalues")
@@ -259,6 +274,11 @@ def find_kind(name: str) -> type[BaseRecipe]:
     module, _, attribute = _KINDS[name].rpartition(".")
     found: type[BaseRecipe] = getattr(import_module(f"tempbalance.lab.{module}"), attribute)
     return found
+
+
+def training_module(kind: str) -> str:
+    """Return the name of the module that trains a kind."""
+    return f"tempbalance.lab.{_KINDS[kind].partition('.')[0]}.training"
 
 
 def make_recipe(options: Mapping[str, Any]) -> BaseRecipe:

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from tempbalance.lab.jobs import CLAIM, FAILURE, Ended, Executor, Job
-from tempbalance.lab.kinds import ask
 from tempbalance.runlog import take_lock, write_whole
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class _Sweep:
             self._finish(job, job.failure if failed_elsewhere else None)
             return
         (job.folder / FAILURE).unlink(missing_ok=True)  # so that one that others find is of this try
-        ask(job.folder, job.recipe)
+        job.ask()
         self.waiting.remove(job)
         self.claims[job] = lock
         self.executor.start(job)

@@ -19,9 +19,11 @@ from typing import Any
 
 from rich.console import Console
 
-from tempbalance.lab.errors import InterruptedRunError
-from tempbalance.lab.jobs import FAILURE, Settings
-from tempbalance.lab.kinds import run_asked
+from tempbalance.lab.jobs import ASKED, FAILURE, Settings
+from tempbalance.lab.options import read_options
+from tempbalance.lab.recipe import make_recipe
+from tempbalance.lab.runs import InterruptedRunError
+from tempbalance.lab.train import train
 from tempbalance.runlog import BusyRunError, write_whole
 
 
@@ -57,7 +59,8 @@ def work(folder: Path, settings: Settings) -> tuple[str, str]:
     (folder / FAILURE).unlink(missing_ok=True)
     with (folder / "output.txt").open("a", encoding="utf-8") as output, warnings.catch_warnings():
         try:
-            run_asked(folder, Console(file=output, width=200), settings)
+            recipe = make_recipe(read_options(folder / ASKED))
+            train(recipe, folder, console=Console(file=output, width=200), **settings)
         except BusyRunError as err:
             return "busy", str(err)
         except InterruptedRunError as err:  # a SIGTERM: the run is to go on somewhere

@@ -1,6 +1,6 @@
 """Training survives what happens to it: kills, damage, other recipes, losses that are not finite."""
 
-import logging
+import io
 import multiprocessing
 import os
 import random
@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
-from tempbalance.lab.errors import InterruptedRunError, TrainingError
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import METHODS
-from tempbalance.lab.record import StraightIO
-from tempbalance.lab.resume import OtherRunError
-from tempbalance.lab.training import train
+from tempbalance.lab.runs import InterruptedRunError, OtherRunError, TrainingError, save
+from tempbalance.lab.train import train
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, raises, warns
 
@@ -30,7 +29,6 @@ SMALL = ImageRecipe(dataset="digits", model="mlp", width=0.25, method="tb+snr", 
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -47,12 +45,12 @@ def run(recipe: ImageRecipe, folder: Path, slow: float = 0.0) -> None:
             real(descriptor)
 
         os.fsync = fsync
-    train(recipe, folder, accelerator="cpu")
+    train(recipe, folder, device="cpu")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
-    return {**checkpoint["state_dict"], **checkpoint["tempbalance"]["regularizer"]}
+    return {**checkpoint["training"]["network"], **checkpoint["training"]["regularizer"]}
 
 
 def flat(state: dict) -> dict[str, torch.Tensor]:
@@ -196,7 +194,7 @@ def test_another_recipe_is_refused_with_the_difference(whole):
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_epoch_the_layer_and_its_rate(tmp_path):
     broken = ImageRecipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
     with raises(TrainingError, "epoch 1", "'linear", "1e+20"):
-        train(broken, tmp_path, accelerator="cpu")
+        train(broken, tmp_path, device="cpu")
     assert RunFolder(tmp_path).result is None
 
 
@@ -204,14 +202,14 @@ def test_a_loss_that_breaks_in_the_very_last_step_is_noticed_too(tmp_path):
     options = {"method": "cal", "lr": 1e20, "limit": 100, "epochs": 1}  # one step
     broken = ImageRecipe.from_dict({**SMALL.to_dict(), **options})
     with raises(TrainingError, "test loss", "epoch 1", "1e+20"):
-        train(broken, tmp_path, accelerator="cpu")
+        train(broken, tmp_path, device="cpu")
     assert RunFolder(tmp_path).metrics == []
 
 
 def test_a_run_that_finished_no_epoch_leaves_its_folder_free(whole, tmp_path):
     broken = ImageRecipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
     with pytest.raises(TrainingError):
-        train(broken, tmp_path, accelerator="cpu")
+        train(broken, tmp_path, device="cpu")
     assert RunFolder(tmp_path).recipe["recipe"]["lr"] == 1e20
     run(SMALL, tmp_path)
     assert_same_run(tmp_path, whole)
@@ -222,9 +220,9 @@ def test_a_run_that_finished_no_epoch_leaves_its_folder_free(whole, tmp_path):
     [
         ({"dataset": "cifar11"}, {}, ["dataset", "'cifar11'"]),
         ({"model": "resnet18", "batch_size": 1}, {}, ["resnet18", "BatchNorm", 1, 300]),
-        ({}, {"accelerator": "none"}, ["accelerator"]),
-        ({}, {"accelerator": "cpu", "precision": "3"}, ["recision"]),
-        ({"batch_size": 3}, {"accelerator": "cpu", "devices": 4}, ["batch_size", 4, 3]),
+        ({}, {"device": "none"}, ["accelerator", "'none'"]),
+        ({}, {"device": "cpu", "precision": "3"}, ["recision"]),
+        ({"batch_size": 3}, {"device": "cpu", "devices": 4}, ["batch_size", 4, 3]),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(tmp_path, options, trainer, carried):
@@ -235,7 +233,7 @@ def test_what_cannot_be_trained_is_refused_before_there_is_a_folder(tmp_path, op
 
 def test_a_last_batch_of_one_image_does_not_stop_a_network_with_batchnorm(tmp_path):
     recipe = ImageRecipe(model="resnet18", width=0.0625, epochs=1, batch_size=32, limit=33)
-    assert train(recipe, tmp_path, accelerator="cpu")["test_accuracy"] >= 0
+    assert train(recipe, tmp_path, device="cpu")["test_accuracy"] >= 0
 
 
 def write_npz(path: Path, **changes: np.ndarray) -> str:
@@ -250,35 +248,36 @@ def test_a_run_does_not_go_on_with_other_data_or_another_precision(tmp_path):
     path = tmp_path / "own.npz"
     recipe = ImageRecipe(dataset=write_npz(path), model="mlp", width=0.25, epochs=1)
     folder = tmp_path / "run"
-    result = train(recipe, folder, accelerator="cpu")
-    assert train(recipe, folder, accelerator="cpu", precision="32") == result
+    result = train(recipe, folder, device="cpu")
+    assert train(recipe, folder, device="cpu", precision="32") == result
     with raises(OtherRunError, "precision", "'32-true'", "'bf16-mixed'"):
-        train(recipe, folder, accelerator="cpu", precision="bf16")
+        train(recipe, folder, device="cpu", precision="bf16")
     write_npz(path, train_labels=np.zeros(40, int), test_labels=np.zeros(8, int))
     with raises(OtherRunError, "data", path):
-        train(recipe, folder, accelerator="cpu")
+        train(recipe, folder, device="cpu")
     content = RunFolder(folder).recipe
     assert (content["precision"], content["devices"]) == ("32-true", 1)
     RunFolder(folder).write_recipe({"recipe": content["recipe"]})  # as an older version has left it
-    assert train(recipe, folder, accelerator="cpu") == result
+    assert train(recipe, folder, device="cpu") == result
     path.unlink()
-    assert train(recipe, folder, accelerator="cpu") == result
+    assert train(recipe, folder, device="cpu") == result
 
 
 def test_one_process_trains_in_a_folder(tmp_path):
     with RunFolder(tmp_path).locked(), raises(BusyRunError, tmp_path):
-        train(SMALL, tmp_path, accelerator="cpu")
+        train(SMALL, tmp_path, device="cpu")
     assert RunFolder(tmp_path).recipe is None
 
 
 def test_a_person_is_told_where_a_run_goes_on_and_what_is_damaged(copy):
-    told: list[str] = []
+    console = Console(file=io.StringIO(), width=10_000)
     for damaged in ([], ["last.ckpt"], ["last.ckpt", "previous.ckpt"]):
         (copy / "result.json").unlink()
         for name in damaged:
             (copy / name).write_bytes(b"")
-        train(SMALL, copy, accelerator="cpu", tell=told.append)
-    train(SMALL, copy, accelerator="cpu", tell=told.append)
+        train(SMALL, copy, device="cpu", console=console)
+    train(SMALL, copy, device="cpu", console=console)
+    told = [line for line in console.file.getvalue().splitlines() if not line.startswith("epoch ")]
     carried = [["epoch 5"], ["last.ckpt", "epoch 4"], ["last.ckpt", "previous.ckpt"], []]
     for text, parts in zip(told, carried, strict=True):
         assert_carries(text, copy, *parts)
@@ -290,27 +289,27 @@ def test_a_log_that_does_not_reach_the_checkpoint_is_named(copy, keep, lacking):
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_text("".join(lines[:keep]))
     with raises(RunFolderError, "metrics.jsonl", 5, lacking):
-        train(SMALL, copy, accelerator="cpu")
+        train(SMALL, copy, device="cpu")
 
 
 def test_a_log_of_layers_that_lacks_epochs_is_warned_of(copy):
     (copy / "result.json").unlink()
     (copy / "layers.jsonl").unlink()
     with warns(UserWarning, "layers.jsonl", "0, 1, 2, 3, 4, ..."):
-        train(SMALL, copy, accelerator="cpu")
+        train(SMALL, copy, device="cpu")
 
 
 @pytest.mark.parametrize(("name", "carried"), [("result.json", "test_accuracy"), ("recipe.json", "recipe.json")])
 def test_an_empty_file_of_a_run_is_named(copy, name, carried):
     (copy / name).write_text("{}")
     with raises(RunFolderError, name, carried):
-        train(SMALL, copy, accelerator="cpu")
+        train(SMALL, copy, device="cpu")
 
 
 def test_a_layers_rate_is_that_of_its_weight(tmp_path):
     """LARS trains vectors at another."""
     recipe = ImageRecipe(model="mlp", width=0.25, method="lars", epochs=1, limit=100)
-    train(recipe, tmp_path, accelerator="cpu")
+    train(recipe, tmp_path, device="cpu")
     assert {line["rate"] for line in RunFolder(tmp_path).layers if line["epoch"] == 0} == {28.0}
 
 
@@ -323,7 +322,7 @@ def test_nothing_of_a_run_goes_through_the_temporary_folder(whole, tmp_path, mon
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_checkpoint_says_what_the_disk_says():
     with raises(OSError, "No space left on device"):
-        StraightIO().save_checkpoint({"weight": torch.zeros(100_000)}, "/dev/full")
+        save({"weight": torch.zeros(100_000)}, Path("/dev/full"))
 
 
 def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(whole, tmp_path, monkeypatch):
@@ -340,9 +339,9 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(whole, tmp
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", save_checkpoint)
     with raises(TrainingError, "epoch 3", tmp_path, "No space left on device"):
-        train(SMALL, tmp_path, accelerator="cpu")
+        train(SMALL, tmp_path, device="cpu")
     monkeypatch.undo()
-    assert torch.load(RunFolder(tmp_path).checkpoint(), weights_only=True)["epoch"] == 1
+    assert torch.load(RunFolder(tmp_path).checkpoint(), weights_only=True)["epoch"] == 2
     run(SMALL, tmp_path)
     assert_same_run(tmp_path, whole)
 
@@ -367,7 +366,7 @@ def told(queue, folder: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the tests' process may have a handler, for coverage
     torch.set_num_threads(1)
     try:
-        train(ImageRecipe.from_dict({**SMALL.to_dict(), "epochs": 10_000}), folder, accelerator="cpu")
+        train(ImageRecipe.from_dict({**SMALL.to_dict(), "epochs": 10_000}), folder, device="cpu")
     except InterruptedRunError as err:
         queue.put(str(err))
 
@@ -379,7 +378,7 @@ FAST = ("tb", "sgdr", "lookahead")  # one that balances, one with another schedu
     "method", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in METHODS]
 )
 def test_every_method_learns_the_digits_with_its_defaults(method, tmp_path):
-    result = train(ImageRecipe(model="mlp", width=0.25, epochs=15, method=method), tmp_path, accelerator="cpu")
+    result = train(ImageRecipe(model="mlp", width=0.25, epochs=15, method=method), tmp_path, device="cpu")
     assert result["test_accuracy"] > 90
 
 

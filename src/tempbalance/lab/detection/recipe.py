@@ -147,10 +147,14 @@ class DetectionRecipe(BaseRecipe):
             told = unknown("dataset", self.dataset, NUM_IMAGES)
             raise ValueError(f"{told}; or the path of a folder in VOC's layout")
 
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the images are somebody's own, which can change, and are there."""
+        return self.dataset not in NUM_IMAGES and Path(self.dataset).expanduser().exists()
+
     def own_digest(self) -> str | None:
         """The checksum of somebody's own images that are there."""
-        is_own = self.dataset not in NUM_IMAGES and Path(self.dataset).expanduser().exists()
-        return _digest(self.dataset, self.limit, self.test_limit) if is_own else None
+        return _digest(self.dataset, self.limit, self.test_limit) if self.has_own_data else None
 
 
 @lru_cache(maxsize=4)

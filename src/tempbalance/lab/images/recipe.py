@@ -61,6 +61,7 @@ class ImageRecipe(BalancingRecipe):
 
     kind = "images"
     measure = ACCURACY
+    is_distributable = True
     rules: ClassVar = {**RULES, **BALANCING_RULES}
     choices = CHOICES
     result_names = ("test_accuracy", "best_accuracy", "best_epoch", "seconds")
@@ -164,10 +165,10 @@ class ImageRecipe(BalancingRecipe):
 
     def own_digest(self) -> str | None:
         """The checksum of somebody's own images that are there."""
-        return _digest(self.dataset, self.limit, self.test_limit) if self.is_own_data else None
+        return _digest(self.dataset, self.limit, self.test_limit) if self.has_own_data else None
 
     @property
-    def is_own_data(self) -> bool:
+    def has_own_data(self) -> bool:
         """Whether the data is somebody's own, which can change, and is there."""
         return self.dataset not in DATASETS and Path(self.dataset).expanduser().exists()
 

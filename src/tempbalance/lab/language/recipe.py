@@ -42,6 +42,7 @@ class LanguageRecipe(IterationsRecipe):
 
     kind: ClassVar[str] = "language"
     measure: ClassVar[Measure] = Measure("test_perplexity", "perplexity", is_lower_better=True)
+    best_by: ClassVar[str] = "valid_perplexity"
     rules: ClassVar = {
         **IterationsRecipe.rules,
         **dict.fromkeys(("layers", "width", "head", "inner", "sequence"), COUNT),
@@ -114,10 +115,15 @@ class LanguageRecipe(IterationsRecipe):
             data = _load(self.dataset, self.tokens)
             count_steps(len(data.train), batch_size=self.batch_size, sequence=self.sequence, name=self.dataset)
 
-    def own_digest(self) -> str | None:
-        """The checksum of a text that can change: somebody's own, or that of this version of Python."""
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the text can change, being somebody's own or that of this version of Python, and is there."""
         is_there = self.dataset == "pydoc" or Path(self.dataset).expanduser().exists()
-        return _load(self.dataset, self.tokens).digest() if is_there and self.dataset != "penn_treebank" else None
+        return is_there and self.dataset != "penn_treebank"
+
+    def own_digest(self) -> str | None:
+        """The checksum of a text that can change."""
+        return _load(self.dataset, self.tokens).digest() if self.has_own_data else None
 
 
 @lru_cache(maxsize=4)

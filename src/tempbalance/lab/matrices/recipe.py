@@ -38,6 +38,7 @@ class MatricesRecipe(BaseRecipe):
 
     kind: ClassVar[str] = "matrices"
     measure: ClassVar[Measure] = ACCURACY
+    is_float32: ClassVar[bool] = True
     rules: ClassVar = {
         **{name: RULES[name] for name in _SHARED},
         **dict.fromkeys(("hidden", "tau", "measure_every", "num_samples"), _COUNT),
@@ -112,6 +113,11 @@ class MatricesRecipe(BaseRecipe):
             ValueError: It names the closest known ones.
         """
         self._images.check_data()
+
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the images are somebody's own, which can change, and are there."""
+        return self._images.has_own_data
 
     def own_digest(self) -> str | None:
         """The checksum of somebody's own images that are there."""

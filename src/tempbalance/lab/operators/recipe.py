@@ -37,6 +37,7 @@ class OperatorRecipe(IterationsRecipe):
 
     kind: ClassVar[str] = "operator"
     measure: ClassVar[Measure] = Measure("test_nrmse", "nRMSE", "%", "points", is_lower_better=True)
+    is_float32: ClassVar[bool] = True
     rules: ClassVar = {
         **IterationsRecipe.rules,
         **{name: RULES[name] for name in ("weight_decay", "limit", "test_limit")},

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 
-import tempbalance
-from tempbalance.lab.iterations.training import IterationsTraining
-from tempbalance.lab.loop import run_plainly
+from tempbalance.lab.balancing import IterationsTraining
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.operators.data import OperatorData, make_data
 from tempbalance.lab.operators.network import FourierOperator
@@ -33,61 +31,58 @@ class OperatorTraining(IterationsTraining[OperatorRecipe]):
     """An operator in training. The loss is the mean relative error.
 
     Args:
-        task: What to train.
+        recipe: What to train.
         data: On what.
-        device: Where.
+        fabric: Gives the device.
     """
 
-    def __init__(self, task: OperatorRecipe, data: OperatorData, *, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(self, recipe: OperatorRecipe, data: OperatorData, fabric: Fabric) -> None:
         self.train_pair, self.test_pair = (
-            tuple(torch.from_numpy(getattr(data, f"{part}_{name}")).to(device) for name in ("inputs", "targets"))
+            tuple(torch.from_numpy(getattr(data, f"{part}_{name}")).to(fabric.device) for name in ("inputs", "targets"))
             for part in ("train", "test")
         )
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed(task, _WEIGHTS))
-            network = FourierOperator(width=task.width, modes=task.modes, blocks=task.blocks).to(self.device)
-        make = _OPTIMIZERS[find_method(task.method).optimizer]
-        groups = tempbalance.param_groups(network)
-        super().__init__(task, network, make(groups, lr=task.lr, weight_decay=task.weight_decay))
+            torch.manual_seed(_seed(recipe, _WEIGHTS))
+            network = FourierOperator(width=recipe.width, modes=recipe.modes, blocks=recipe.blocks)
+        make = _OPTIMIZERS[find_method(recipe.method).optimizer]
+        options = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+        super().__init__(recipe, network, lambda groups: make(groups, **options), fabric)
 
     def batch(self, iteration: int) -> Tensor:
-        """Which solutions an iteration reads; each is read once in a pass, in an order that the pass is drawn."""
+        """Return the solutions of an iteration; each is read once in a pass, in an order that the pass is drawn."""
         num_samples = len(self.train_pair[0])
-        number, step = divmod(iteration, math.ceil(num_samples / self.task.batch_size))
-        generator = torch.Generator().manual_seed(_seed(self.task, _BATCHES, number))
-        chosen = torch.randperm(num_samples, generator=generator)[step * self.task.batch_size :]
-        return chosen[: self.task.batch_size].to(self.device)
+        number, step = divmod(iteration, math.ceil(num_samples / self.recipe.batch_size))
+        generator = torch.Generator().manual_seed(_seed(self.recipe, _BATCHES, number))
+        chosen = torch.randperm(num_samples, generator=generator)[step * self.recipe.batch_size :]
+        return chosen[: self.recipe.batch_size].to(self.fabric.device)
 
-    def loss(self, iteration: int) -> Tensor:
-        """The mean relative error over a batch."""
-        inputs, targets = (each[self.batch(iteration)] for each in self.train_pair)
-        return relative_errors(self.network(inputs), targets).mean()
+    def loss(self, batch: int) -> Tensor:
+        """Return the mean relative error over the batch of an iteration."""
+        chosen = self.batch(batch)
+        inputs, targets = (each[chosen] for each in self.train_pair)
+        return relative_errors(self.model(inputs), targets).mean()
 
     @torch.no_grad()
     def evaluate(self) -> Line:
-        """The mean relative error over the test set, in percent.
+        """Return the mean relative error over the test set, in percent.
 
         Raises:
             TrainingError: If it is not finite.
         """
         inputs, targets = self.test_pair
-        error = 100 * float(relative_errors(self.network(inputs), targets).mean())
+        error = 100 * float(relative_errors(self.model(inputs), targets).mean())
         return {"test_nrmse": self.finite("test error", error)}
 
 
-def _seed(task: OperatorRecipe, *drawn: int) -> int:
-    return int(np.random.SeedSequence((task.seed, *drawn)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def _seed(recipe: OperatorRecipe, *drawn: int) -> int:
+    return int(np.random.SeedSequence((recipe.seed, *drawn)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def run(task: OperatorRecipe, folder: Path, **settings: Any) -> Line:
-    """Train a recipe for a sweep; ``settings`` as for `tempbalance.lab.loop.run_plainly`."""
-    return run_plainly(
-        task,
-        folder,
-        lambda _: make_data(
-            task.dataset, limit=task.limit, test_limit=task.test_limit, grid=task.grid, seed=task.data_seed
-        ),
-        lambda data, device: OperatorTraining(task, data, device=device),
-        **settings,
+def load(recipe: OperatorRecipe, cache: Path | None) -> OperatorData:
+    """Return the solutions that a recipe learns from."""
+    return make_data(
+        recipe.dataset, limit=recipe.limit, test_limit=recipe.test_limit, grid=recipe.grid, seed=recipe.data_seed
     )
+
+
+build = OperatorTraining

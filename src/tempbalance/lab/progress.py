@@ -1,4 +1,4 @@
-"""How a sweep stands, for a person: while it runs, and from another terminal."""
+"""Progress for a person: of one run, and of a sweep while it runs or from another terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,87 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from tempbalance.lab.jobs import Job
+from tempbalance.lab.recipe import BaseRecipe
+from tempbalance.runlog import Line
 
 _WRITTEN = ("last.ckpt", "previous.ckpt", "recipe.json")  # after the last epoch, the one before, before the first
+
+
+_NARROW = 100  # columns of a terminal below which the learning rates are not shown
+
+
+def say(console: Console, text: str) -> None:
+    """Print a sentence in a line of its own, as it is."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class RunProgress:
+    """Progress of a run: a bar in a terminal, elsewhere a line for each epoch.
+
+    Args:
+        console: Where to.
+        recipe: What is trained.
+        num_steps: Of the whole run.
+    """
+
+    def __init__(self, console: Console, recipe: BaseRecipe, num_steps: int) -> None:
+        self.console, self.recipe = console, recipe
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]},"))
+        time_left = (TimeRemainingColumn(), TextColumn("left"))
+        is_hidden = not console.is_terminal
+        self._bar = Progress(*columns, *time_left, console=console, disable=is_hidden, transient=True)
+        self._task = self._bar.add_task("", total=num_steps, status="")
+        self._loss, self._metrics = "", Line()
+
+    def __enter__(self) -> RunProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, number: int, loss: float | None) -> None:
+        """Move the bar to a step; ``loss`` is ``None`` where it is not to be shown."""
+        if self._bar.disable:
+            return
+        self._loss = self._loss if loss is None else f"loss {loss:.3f}"
+        epoch = min(self._metrics.get("epoch", 0) + 1, self.recipe.num_epochs)
+        status = ", ".join(part for part in (self._loss, self._outcome(), self._rates()) if part)
+        described = f"epoch {epoch} of {self.recipe.num_epochs}"
+        self._bar.update(self._task, completed=number, description=described, status=status)
+
+    def _outcome(self) -> str:
+        value = self._metrics.get(self.recipe.measure.name)
+        return "" if value is None else self.recipe.measure.text(value)
+
+    def _rates(self) -> str:
+        if "lr_min" not in self._metrics or self.console.width < _NARROW:
+            return ""
+        return f"learning rate {self._metrics['lr_min']:.2g} to {self._metrics['lr_max']:.2g}"
+
+    def epoch(self, metrics: Line) -> None:
+        """Note a finished epoch."""
+        self._metrics = metrics
+        if not self.console.is_terminal:
+            say(self.console, epoch_text(self.recipe, metrics))
+
+
+def epoch_text(recipe: BaseRecipe, metrics: Line) -> str:
+    """Return an epoch in one line."""
+    told = [f"train loss {metrics['train_loss']:.4f}"] if "train_loss" in metrics else []
+    if "train_accuracy" in metrics:
+        told.append(f"train accuracy {metrics['train_accuracy']:.2f} %")
+    if (value := metrics.get(recipe.measure.name)) is not None:
+        told.append(recipe.measure.text(value))
+    if "lr_min" in metrics:
+        told.append(f"learning rate {metrics['lr_min']:.3g} to {metrics['lr_max']:.3g}")
+    return f"epoch {metrics['epoch']} of {recipe.num_epochs}: {', '.join(told)}"
 
 
 def seconds_text(seconds: float) -> str:

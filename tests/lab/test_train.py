@@ -1,22 +1,25 @@
-"""The plain loop: a run that is stopped anywhere goes on to the bit, and its folder is never half written."""
+"""The training loop: a run that is stopped anywhere goes on to the bit, and its folder is never half written."""
 
+import io
 import multiprocessing
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
+from lightning.fabric import Fabric
+from rich.console import Console
 
 from tempbalance.lab import recipe as recipes
-from tempbalance.lab.errors import InterruptedRunError, TrainingError
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.loop import train_in
 from tempbalance.lab.measure import Measure
 from tempbalance.lab.recipe import BaseRecipe, find_kind, make_recipe, recipe_dict
-from tempbalance.lab.resume import OtherRunError
+from tempbalance.lab.runs import Epoch, InterruptedRunError, OtherRunError, TrainingError
+from tempbalance.lab.train import Training, train_on_fabric
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, raises
 from tests.lab.cut import resumed_after
@@ -42,13 +45,23 @@ class Walk(BaseRecipe):
     def num_epochs(self) -> int:
         return self.length
 
+    @property
+    def has_own_data(self) -> bool:
+        return True
 
-class Walking:
+
+class Walking(Training[Walk]):
     """Adds a random number an epoch."""
 
-    def __init__(self, task: Walk, stop_at: int | None = None, error: type[BaseException] = KeyboardInterrupt) -> None:
-        self.task, self.stop_at, self.error = task, stop_at, error
-        self.place = torch.zeros(2, dtype=torch.float64)
+    def __init__(self, recipe: Walk, fabric: Fabric, stop_at: int | None = None, error=KeyboardInterrupt) -> None:
+        network = torch.nn.Linear(1, 1)
+        network.register_buffer("place", torch.zeros(2, dtype=torch.float64))
+        super().__init__(recipe, network, torch.optim.SGD(network.parameters(), lr=0.1), fabric)
+        self.stop_at, self.error = stop_at, error
+
+    @property
+    def num_steps(self):
+        return self.recipe.length
 
     def first_lines(self):
         return [{"epoch": 0, "layer": "foot", "alpha": 2.0}]
@@ -56,19 +69,11 @@ class Walking:
     def epoch(self, number):
         if number == self.stop_at:
             raise self.error("stop")
-        generator = torch.Generator().manual_seed(self.task.seed * 1000 + number)
-        self.place += torch.randn(2, dtype=torch.float64, generator=generator)
-        value = float(self.place.norm())
-        return {"epoch": number, "test_distance": value}, [{"epoch": number, "layer": "foot", "alpha": value}]
-
-    def result(self):
-        return {"test_distance": float(self.place.norm())}
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state):
-        self.place = state["place"]
+        generator = torch.Generator().manual_seed(self.recipe.seed * 1000 + number)
+        self.network.place += torch.randn(2, dtype=torch.float64, generator=generator)
+        value = float(self.network.place.norm())
+        self.metrics = {"epoch": number, "test_distance": value}
+        return Epoch(self.metrics, [{"epoch": number, "layer": "foot", "alpha": value}])
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +83,15 @@ def walks(monkeypatch):
 
 
 def walk(folder: Path, said: list[str] | None = None, task: Walk | None = None, digest: str = "d", **stop):
-    return train_in(
-        folder, Walking(task or Walk(), **stop), digest=digest, say=(said if said is not None else []).append
+    kind = SimpleNamespace(
+        load=lambda recipe, cache: SimpleNamespace(digest=lambda: digest),
+        build=lambda recipe, data, fabric: stop.pop("of", Walking)(recipe, fabric, **stop),
     )
+    console = Console(file=io.StringIO(), width=10_000)
+    try:
+        return train_on_fabric(task or Walk(), folder, kind, device="cpu", console=console)
+    finally:
+        (said if said is not None else []).extend(console.file.getvalue().splitlines())
 
 
 def content(folder: Path) -> tuple:
@@ -114,7 +125,7 @@ def test_a_run_whose_log_is_lost_does_not_go_on(tmp_path):
     with pytest.raises(InterruptedRunError):
         walk(tmp_path, stop_at=4)
     (tmp_path / "metrics.jsonl").unlink()
-    with raises(RunFolderError, "metrics.jsonl", 3, []):
+    with raises(RunFolderError, "metrics.jsonl", 3, "1, 2, 3"):
         walk(tmp_path)
 
 
@@ -188,7 +199,7 @@ class SlowWalking(Walking):
 
 
 def walk_slowly(folder: Path) -> None:
-    train_in(folder, SlowWalking(Walk(length=30)), digest="d", say=lambda text: None)
+    walk(folder, task=Walk(length=30), of=SlowWalking)
 
 
 def test_kills_at_any_instant_change_nothing(tmp_path):
