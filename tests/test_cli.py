@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner, Result
 
 from tempbalance.cli import app
-from tempbalance.lab import processes
+from tempbalance.lab.executors import local
 from tempbalance.runlog import RunFolder
 from tempbalance.terminal import stoppable
 from tests.cases import assert_bad_usage, assert_carries
@@ -39,7 +39,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def in_process(monkeypatch):
     """Comparisons train in this process."""
-    monkeypatch.setattr(processes, "local_pool", lambda settings, num_workers: InThisProcess(settings))
+    monkeypatch.setattr(local, "local_pool", lambda settings, num_workers: InThisProcess(settings))
 
 
 def test_a_run_is_trained_told_about_and_left_alone_when_it_is_complete(tmp_path):

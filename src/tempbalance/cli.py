@@ -162,8 +162,9 @@ def compare(
             verdict,
             write_comparison,
         )
+        from tempbalance.lab.executors.local import local_pool
         from tempbalance.lab.jobs import Job
-        from tempbalance.lab.processes import check_all, local_pool, raise_failures, train_all
+        from tempbalance.lab.sweep import check_all, raise_failures, train_all
         from tempbalance.report.write import write_runs
 
         given = {**(read_recipe(recipe, ImageRecipe) if recipe else {}), **options}

@@ -96,8 +96,9 @@ def run(
 ) -> None:
     """Train what studies need; complete runs are left alone, interrupted ones go on, and studies share theirs."""
     with answered("cluster" if ray or ray_address else "lab"), stoppable():
+        from tempbalance.lab.executors.local import local_pool
         from tempbalance.lab.plan import jobs_of_all, totals_text
-        from tempbalance.lab.processes import check_data, check_settings, local_pool, raise_failures, train_all, unfit
+        from tempbalance.lab.sweep import check_data, check_settings, raise_failures, train_all, unfit
 
         check_settings(device, precision)
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
@@ -128,7 +129,7 @@ def run(
 
 
 def _cluster(settings: Settings, **options: Any) -> Executor:
-    from tempbalance.lab.cluster import Cluster
+    from tempbalance.lab.executors.ray import Cluster
 
     return Cluster(settings, **options)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tempbalance.lab.cluster import Cluster
+from tempbalance.lab.executors.local import Pool
+from tempbalance.lab.executors.ray import Cluster
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Executor, Job
-from tempbalance.lab.pool import Pool
 from tempbalance.lab.progress import SweepView
 from tempbalance.lab.recipe import SEEDS
 from tempbalance.lab.sweep import sweep

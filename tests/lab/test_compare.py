@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tempbalance.lab import processes
+from tempbalance.lab import sweep
 from tempbalance.lab.compare import (
     Comparison,
     comparison_table,
@@ -20,8 +20,8 @@ from tempbalance.lab.compare import (
 )
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.processes import check_all
 from tempbalance.lab.runs import OtherRunError
+from tempbalance.lab.sweep import check_all
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries, raises
 
@@ -151,7 +151,7 @@ def test_missing_packages_and_datasets_are_told_before_anything_is_written(tmp_p
     recipes = plan({"dataset": "cifar11"}, ["cal"], [43])
     with raises(ValueError, "dataset", "'cifar11'", "'cifar10'"):
         check_all(jobs(recipes, tmp_path / "runs"), precision="32-true")
-    monkeypatch.setattr(processes, "find_spec", lambda name: None if name in ("yaml", "PIL") else find_spec(name))
+    monkeypatch.setattr(sweep, "find_spec", lambda name: None if name in ("yaml", "PIL") else find_spec(name))
     with raises(ModuleNotFoundError, "PIL", "yaml"):
         check_all(jobs(recipes, tmp_path / "runs"), precision="32-true")
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,8 @@ from rich.console import Console
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.plan import known_jobs
-from tempbalance.lab.processes import SweepError, raise_failures, train_all
 from tempbalance.lab.progress import SweepView, Times, count_text, job_labels, running_table, seconds_text, time_text
+from tempbalance.lab.sweep import SweepError, raise_failures, train_all
 from tests.cases import assert_carries, raises
 
 RESULT = {"test_accuracy": 61.25, "best_accuracy": 61.25, "best_epoch": 1}

@@ -15,14 +15,13 @@ import pytest
 pytest.importorskip("ultralytics", reason="runs in its own environment: make test-vision")
 
 from rich.console import Console
-from tempbalance.lab.kinds import ask
 from ultralytics import YOLO
 
 from tempbalance.lab.detection import training
-from tempbalance.lab.detection.data import ready_data
+from tempbalance.lab.detection.data import draw_shapes, ready_data
 from tempbalance.lab.detection.recipe import DetectionRecipe
-from tempbalance.lab.detection.shapes import draw_shapes
 from tempbalance.lab.detection.training import Callbacks
+from tempbalance.lab.jobs import Job
 from tempbalance.runlog import RunFolder
 from tests.integrations.contract import assert_same, note_rates
 from tests.integrations.test_ultralytics import recomputed
@@ -135,9 +134,9 @@ def test_without_balancing_every_layer_has_the_cosines_rate_and_the_same_seed_gi
 def test_a_run_that_was_killed_goes_on_from_its_last_epoch(data, cache, tmp_path, environment):
     recipe, folder = recipe_on(data, epochs=4), tmp_path / "run"
     folder.mkdir()
-    ask(folder, recipe)
+    Job(recipe, folder).ask()
     code = (
-        "import sys; from pathlib import Path; from tempbalance.lab.worker import work; import json;"
+        "import sys; from pathlib import Path; from tempbalance.lab.executors.local import work; import json;"
         "print(work(Path(sys.argv[1]), json.loads(sys.argv[2])))"
     )
     settings = json.dumps({**SETTINGS, "cache": str(cache)})

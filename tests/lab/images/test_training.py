@@ -146,7 +146,7 @@ def test_ten_kills_at_random_instants_change_no_bit(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(recipe, whole)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.lab.test_training"])
+    context.set_forkserver_preload(["tests.lab.images.test_training"])
     instants, kills, in_write = random.Random(1), 0, 0
     while kills < 10:
         process = context.Process(target=run, args=(recipe, killed, 0.2))

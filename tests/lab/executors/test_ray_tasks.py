@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tempbalance.lab import cluster, cluster_node
-from tempbalance.lab.cluster import Cluster
+from tempbalance.lab.executors import ray as cluster
+from tempbalance.lab.executors import ray_node as cluster_node
+from tempbalance.lab.executors.ray import Cluster
 from tempbalance.lab.jobs import Ended, Job
-from tempbalance.lab.kinds import ask
 from tests.cases import raises, warns
 from tests.lab import stub_worker
 from tests.lab.campaign import SETTINGS, job
@@ -48,7 +48,7 @@ def asked(tmp_path) -> Callable[[str], Job]:
     def new(name: str) -> Job:
         found = Job(job(tmp_path).recipe, tmp_path / "runs" / name)
         found.folder.mkdir(parents=True)
-        ask(found.folder, found.recipe)
+        found.ask()
         return found
 
     return new
@@ -167,7 +167,7 @@ def test_closing_cancels_what_runs(ray, asked):
 
 
 def test_a_task_that_is_cancelled_takes_its_process_along(ray, asked, monkeypatch):
-    monkeypatch.setattr("tempbalance.lab.pool._PATIENCE", 0.1)
+    monkeypatch.setattr("tempbalance.lab.executors.local._PATIENCE", 0.1)
     there = Cluster(SETTINGS, fetch=True)
     there.start(asked("waits"))
     (stream,) = ray.started

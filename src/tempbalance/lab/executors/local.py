@@ -1,18 +1,34 @@
-"""A pool of processes on this machine, each with its share of the cores or a GPU of its own."""
+"""Training in processes of this machine, each with its share of the cores or a GPU of its own.
+
+Run as a module this is such a process: it trains one run after another, as long as the process that started it lives.
+It reads a line of JSON for each run, ``{"folder": ..., "settings": {...}}``, and answers with ``{"state": ...,
+"message": ...}``. The folder has the recipe in ``asked.json``. When its input ends, so does it, whatever it is doing: a
+run that is killed loses no more than the epoch being trained.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import IO
+from typing import IO, Any
 
-from tempbalance.lab.jobs import Ended, Job, Settings
+from rich.console import Console
+
+from tempbalance.lab.jobs import ASKED, FAILURE, Ended, Job, Settings
+from tempbalance.lab.options import read_options
+from tempbalance.lab.recipe import make_recipe
+from tempbalance.lab.runs import InterruptedRunError
+from tempbalance.runlog import BusyRunError, write_whole
 
 _PATIENCE = 10  # seconds for a process whose input has ended
 
@@ -79,7 +95,7 @@ class _Worker:
         self.job: Job | None = None
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tempbalance.lab.worker"],
+            [sys.executable, "-m", __spec__.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -129,3 +145,80 @@ class _Worker:
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None
     return pipe
+
+
+def local_pool(settings: Settings, *, num_workers: int | None) -> Pool:
+    """A pool on this machine: a process for each GPU that may be used, otherwise for each core.
+
+    Args:
+        settings: Of each process; ``threads`` of ``None`` becomes its share of the cores.
+        num_workers: How many at a time; ``None`` for as many as there are GPUs or cores.
+    """
+    gpus = _gpus() if settings["device"] in ("auto", "gpu", "cuda") else []
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_workers = num_workers or len(gpus) or max(1, num_cores // (settings["threads"] or 1))
+    threads = settings["threads"] or max(1, num_cores // num_workers)
+    return Pool(num_workers, {**settings, "threads": threads}, gpus=gpus)
+
+
+def _gpus() -> list[str]:
+    """The GPUs that NVIDIA's tool lists, or those of them that CUDA_VISIBLE_DEVICES leaves."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, check=False).stdout
+    found = [line for line in listed.splitlines() if line.startswith("GPU ")]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(i) for i in range(len(found))] if visible is None else [each for each in visible.split(",") if each]
+
+
+def main() -> None:
+    """Train what standard input asks for, one after the other."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
+    tasks: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    Thread(target=_read, args=(tasks,), daemon=True).start()
+    while True:
+        task = tasks.get()
+        state, message = work(Path(task["folder"]), task["settings"])
+        print(json.dumps({"state": state, "message": message}), file=answers, flush=True)
+
+
+def _read(tasks: SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        tasks.put(json.loads(line))
+    os._exit(0)
+
+
+def work(folder: Path, settings: Settings) -> tuple[str, str]:
+    """Train the run that a folder's ``asked.json`` asks for.
+
+    Args:
+        folder: The run's. What the run says goes to ``output.txt`` there, the traceback of a failure to
+            ``failure.txt``.
+        settings: How: ``device``, ``precision``, ``threads``, ``cache``, ``log_every`` and ``tensorboard``.
+
+    Returns:
+        A state of `tempbalance.lab.jobs.Ended` and a message.
+    """
+    from tempbalance.lab.train import train
+
+    (folder / FAILURE).unlink(missing_ok=True)
+    with (folder / "output.txt").open("a", encoding="utf-8") as output, warnings.catch_warnings():
+        try:
+            recipe = make_recipe(read_options(folder / ASKED))
+            train(recipe, folder, console=Console(file=output, width=200), **settings)
+        except BusyRunError as err:
+            return "busy", str(err)
+        except InterruptedRunError as err:  # a SIGTERM: the run is to go on somewhere
+            return "died", str(err)
+        except Exception as err:
+            trace = traceback.format_exc()
+            output.write(trace)
+            write_whole(folder / FAILURE, trace.encode())
+            return "failed", " ".join(str(err).split()) or type(err).__name__
+    return "done", ""
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tempbalance.lab import cluster_join
+from tempbalance.lab.executors import ray as cluster_join
 from tests.cases import raises
 
 ray = pytest.importorskip("ray")

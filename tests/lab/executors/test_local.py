@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tempbalance.lab import processes
+from tempbalance.lab.executors import local
+from tempbalance.lab.executors.local import Pool
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Ended, Job
-from tempbalance.lab.pool import Pool
 from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder, take_lock, write_whole
 from tests.lab import stub_worker
@@ -101,7 +101,7 @@ def test_a_process_that_died_without_a_job_takes_none_along(stubs, tmp_path):
 
 
 def test_closing_kills_a_process_that_does_not_end_with_its_input(stubs, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempbalance.lab.pool._PATIENCE", 0.1)
+    monkeypatch.setattr("tempbalance.lab.executors.local._PATIENCE", 0.1)
     stubs.start(asked(tmp_path / "waits"))
     process = stubs._workers[0]._process
     stubs.close()
@@ -187,12 +187,12 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.pool import Pool
-from tempbalance.lab.recipe import ImageRecipe
-from tempbalance.lab.task import read_recipe
+from tempbalance.lab.executors.local import Pool
+from tempbalance.lab.options import read_options
+from tempbalance.lab.recipe import make_recipe
 folder = Path(sys.argv[1])
 pool = Pool(1, {settings!r})
-pool.start(Job(ImageRecipe.from_dict(read_recipe(folder / "asked.json", ImageRecipe)), folder))
+pool.start(Job(make_recipe(read_options(folder / "asked.json")), folder))
 print(pool._workers[0]._process.pid, flush=True)
 time.sleep(1000)
 """
@@ -218,26 +218,26 @@ def test_no_process_outlives_the_one_that_started_it(tmp_path):
 
 
 def test_a_process_has_its_share_of_the_cores_or_a_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: set(range(8)))
     free = {**SETTINGS, "threads": None, "device": "auto"}
-    monkeypatch.setattr(processes.shutil, "which", lambda _: None)
-    alone = processes.local_pool(free, num_workers=None)
+    monkeypatch.setattr(local.shutil, "which", lambda _: None)
+    alone = local.local_pool(free, num_workers=None)
     assert (alone.num_slots, alone._settings["threads"]) == (8, 1)
-    pair = processes.local_pool(free, num_workers=2)
+    pair = local.local_pool(free, num_workers=2)
     assert (pair.num_slots, pair._settings["threads"]) == (2, 4)
     assert pair._environment(0)["OMP_NUM_THREADS"] == "4"
-    monkeypatch.setattr(processes, "_gpus", lambda: ["0", "3"])
-    cuda = processes.local_pool(free, num_workers=None)
+    monkeypatch.setattr(local, "_gpus", lambda: ["0", "3"])
+    cuda = local.local_pool(free, num_workers=None)
     assert cuda.num_slots == 2
     assert [cuda._environment(place)["CUDA_VISIBLE_DEVICES"] for place in (0, 1)] == ["0", "3"]
-    on_cpu = processes.local_pool({**free, "device": "cpu"}, num_workers=None)
+    on_cpu = local.local_pool({**free, "device": "cpu"}, num_workers=None)
     assert "CUDA_VISIBLE_DEVICES" not in on_cpu._environment(0).keys() - os.environ.keys()
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: one'; echo 'GPU 1: two'; echo\n")
     tool.chmod(0o755)
     monkeypatch.undo()
-    monkeypatch.setattr(processes.shutil, "which", lambda _: str(tool))
+    monkeypatch.setattr(local.shutil, "which", lambda _: str(tool))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert processes._gpus() == ["0", "1"]
+    assert local._gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert processes._gpus() == ["1"]
+    assert local._gpus() == ["1"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tempbalance.lab import worker
+from tempbalance.lab.executors import local
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.runs import InterruptedRunError
 from tempbalance.runlog import RunFolder
@@ -21,7 +21,7 @@ def asked(tmp_path) -> Job:
 
 def test_a_run_is_trained_and_what_it_says_is_kept(asked):
     (asked.folder / "failure.txt").write_text("Traceback\nValueError: last week")
-    assert worker.work(asked.folder, SETTINGS) == ("done", "")
+    assert local.work(asked.folder, SETTINGS) == ("done", "")
     assert asked.state == "done"
     assert "epoch 1" in (asked.folder / "output.txt").read_text()
     assert not (asked.folder / "failure.txt").exists()
@@ -29,14 +29,14 @@ def test_a_run_is_trained_and_what_it_says_is_kept(asked):
 
 def test_a_run_that_another_process_trains_is_busy(asked):
     with RunFolder(asked.folder).locked():
-        state, message = worker.work(asked.folder, SETTINGS)
+        state, message = local.work(asked.folder, SETTINGS)
     assert state == "busy"
     assert str(asked.folder) in message
 
 
 def test_a_failure_leaves_its_traceback_and_is_told_in_a_line(asked):
     (asked.folder / "asked.json").write_text(json.dumps({"dataset": "cifar11"}))
-    state, message = worker.work(asked.folder, SETTINGS)
+    state, message = local.work(asked.folder, SETTINGS)
     assert state == "failed"
     assert "'cifar11'" in message
     for name in ("failure.txt", "output.txt"):
@@ -55,6 +55,6 @@ def test_errors_are_told_apart_and_only_a_failure_is_kept(asked, monkeypatch, er
     def train(*_, **settings):
         raise error
 
-    monkeypatch.setattr(worker, "train", train)
-    assert worker.work(asked.folder, SETTINGS) == answer
+    monkeypatch.setattr("tempbalance.lab.train.train", train)
+    assert local.work(asked.folder, SETTINGS) == answer
     assert (asked.folder / "failure.txt").exists() == (answer[0] == "failed")

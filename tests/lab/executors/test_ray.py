@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tempbalance.lab import cluster, cluster_join
-from tempbalance.lab.cluster import Cluster
+from tempbalance.lab.executors import ray as cluster
+from tempbalance.lab.executors.local import Pool
+from tempbalance.lab.executors.ray import Cluster
 from tempbalance.lab.jobs import Ended, Executor, Job
-from tempbalance.lab.pool import Pool
 from tempbalance.runlog import write_whole
 from tests.cases import assert_carries, raises, warns
 from tests.lab.campaign import SETTINGS, assert_same_run, job, processes, short_folder, tasks, trainers
@@ -71,7 +71,7 @@ def nodes() -> Iterator[Nodes]:
         patch.delenv("TMPDIR")
         (Path(folder) / "ray" / "ray_current_cluster").write_text(found.address)  # as `ray start` does
         handler = signal.getsignal(signal.SIGTERM)
-        assert not cluster_join.join(None)
+        assert not cluster.join(None)
         assert signal.getsignal(signal.SIGTERM) is handler
         yield found
         ray.shutdown()
@@ -227,10 +227,10 @@ ALONE = """
 import os, signal, sys
 from pathlib import Path
 import ray
-from tempbalance.lab.cluster import Cluster
+from tempbalance.lab.executors.ray import Cluster
 from tests.cases import raises
 from tests.lab.campaign import SETTINGS, below, tasks
-from tests.lab.test_cluster import asked, wait, wait_until
+from tests.lab.executors.test_ray import asked, wait, wait_until
 
 folder, epochs, *killed = sys.argv[1:]
 run = asked(Path(folder), epochs=int(epochs))

@@ -1,4 +1,4 @@
-"""What a node of a Ray cluster does for a run."""
+"""What a node of a Ray cluster does for a run, and the files with which the run goes on there and back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,54 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tempbalance.lab.carry import Files, pack, unpack
-from tempbalance.lab.jobs import ASKED, Ended, Job, Settings
-from tempbalance.lab.pool import Pool
+from tempbalance.lab.executors.local import Pool
+from tempbalance.lab.jobs import ASKED, FAILURE, Ended, Job, Settings
+from tempbalance.runlog import RunFolder, write_whole
+
+Files = dict[str, bytes]
+
+_LOGS = ("recipe.json", "metrics.jsonl", "layers.jsonl", "steps.jsonl", "output.txt", FAILURE, "best.ckpt")
+
+
+def pack(folder: Path) -> Files:
+    """The files of a run, under way or not, as a kill at this moment could have left them.
+
+    A run writes the logs before the checkpoint, and the result last. They are read the other way round: a result comes
+    with all that belongs to it, and the logs reach at least as far as the checkpoint. These two checkpoints have their
+    names only when they are whole; where the last one is just becoming the previous one, that is taken.
+    """
+    files = _read(folder, "result.json")
+    for content in (_read(folder, "last.ckpt") or _read(folder, "previous.ckpt")).values():
+        files["last.ckpt"] = content
+    return files | _read(folder, *_LOGS)
+
+
+def _read(folder: Path, *names: str) -> Files:
+    files = {}
+    for name in names:
+        with suppress(FileNotFoundError):
+            files[name] = (folder / name).read_bytes()
+    return files
+
+
+def unpack(files: Files, folder: Path) -> None:
+    """Write a run's files so that it can go on from them, whenever this process is killed."""
+    for name in _LOGS:
+        if name in files:
+            write_whole(folder / name, files[name])
+    if "last.ckpt" in files:
+        RunFolder(folder).save_checkpoint(lambda path: _write(path, files["last.ckpt"]))
+    if "result.json" in files:
+        write_whole(folder / "result.json", files["result.json"])
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
 
 _PAUSE = 0.1  # seconds between two looks at the process that trains
 
