@@ -23,8 +23,8 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import tempbalance
-from tempbalance.lab.data import load_data
-from tempbalance.lab.networks import build_network
+from tempbalance.lab.images.data import load_data
+from tempbalance.lab.images.network import build_network
 from tempbalance.ranking.assign import assign
 from tempbalance.ranking.scoring import ends
 from tempbalance.spectral.eigenvalues import gram_matrices

@@ -17,7 +17,7 @@ import torch
 import weightwatcher
 
 import tempbalance
-from tempbalance.lab.networks import build_network
+from tempbalance.lab.images.network import build_network
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from tempbalance import param_groups
 from tempbalance.bench.machine import describe_machine, describe_versions
 from tempbalance.bench.networks import build_model
-from tempbalance.lab.networks import build_network
+from tempbalance.lab.images.network import build_network
 
 MIN_EIGENVALUES = 50  # the default of TempBalance
 

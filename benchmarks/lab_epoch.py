@@ -4,21 +4,19 @@ ResNet18 at width 0.25 on random 32 x 32 images, both sides interleaved in one r
 python benchmarks/lab_epoch.py
 """
 
-import logging
 import statistics
 import time
-import warnings
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.fabric import Fabric
 from torch.nn.functional import cross_entropy
 
 from tempbalance import param_groups
-from tempbalance.lab.augment import batches
-from tempbalance.lab.data import ImageData
-from tempbalance.lab.networks import build_network
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.training import RecipeModule
+from tempbalance.lab.images.batches import batches
+from tempbalance.lab.images.data import ImageData
+from tempbalance.lab.images.network import build_network
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.images.training import ImageTraining
 
 ROUNDS, NUM_IMAGES = 5, 1920
 
@@ -50,21 +48,16 @@ def bare_epoch(data: ImageData) -> float:
 
 
 def lab_epoch(data: ImageData) -> float:
-    """The training batches of an epoch as Lightning runs them, and the balancing at its end; no test images."""
-    module = RecipeModule(Recipe(model="resnet18", width=0.25, method="tb", epochs=1), data)
-    times: dict[str, float] = {}
-    module.on_train_epoch_end = lambda: (module.scheduler.step(), times.update(end=time.perf_counter()))
-    begin = module.on_train_epoch_start
-    module.on_train_epoch_start = lambda: (times.update(start=time.perf_counter()), begin())
-    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(max_epochs=1, accelerator="cpu", enable_checkpointing=False, **options)
-    trainer.fit(module, module.training_batches())
-    return times["end"] - times["start"]
+    """The training batches of an epoch as the lab runs them, and the balancing at its end; no test images."""
+    recipe = ImageRecipe(model="resnet18", width=0.25, method="tb", epochs=1)
+    training = ImageTraining(recipe, data, Fabric(accelerator="cpu", devices=1))
+    training.evaluate = dict
+    start = time.perf_counter()
+    training.epoch(1)
+    return time.perf_counter() - start
 
 
 def main() -> None:
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     data = make_data()
     ratios, bare = [], []

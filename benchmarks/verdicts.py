@@ -26,12 +26,12 @@ from torch.nn import init
 from torch.nn.functional import cross_entropy
 
 import tempbalance
-from tempbalance.lab.augment import augment
-from tempbalance.lab.data import load_data
-from tempbalance.lab.language.batches import TrainingBatches
-from tempbalance.lab.language.networks import Size, build_language_model
-from tempbalance.lab.language.text import load_text
-from tempbalance.lab.networks import build_network
+from tempbalance.lab.images.batches import augment
+from tempbalance.lab.images.data import load_data
+from tempbalance.lab.images.network import build_network
+from tempbalance.lab.language.data import load_text
+from tempbalance.lab.language.network import Size, build_language_model
+from tempbalance.lab.language.training import TrainingBatches
 from tempbalance.ranking.table import DiagnosisRow
 from tempbalance.report.figures import save_figures
 from tempbalance.report.look import COLOURS, DATA, FAINT, INK, finish

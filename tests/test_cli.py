@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner, Result
 
 from tempbalance.cli import app
-from tempbalance.lab import processes
+from tempbalance.lab.executors import local
 from tempbalance.runlog import RunFolder
 from tempbalance.terminal import stoppable
-from tests.cases import assert_bad_usage, assert_carries, warns
+from tests.cases import assert_bad_usage, assert_carries
 from tests.test_study_commands import InThisProcess
 
 TINY = ["--dataset", "digits", "--model", "mlp", "--width", "0.25", "--epochs", "2", "--limit", "200"]
@@ -39,7 +39,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def in_process(monkeypatch):
     """Comparisons train in this process."""
-    monkeypatch.setattr(processes, "local_pool", lambda settings, num_workers: InThisProcess(settings))
+    monkeypatch.setattr(local, "local_pool", lambda settings, num_workers: InThisProcess(settings))
 
 
 def test_a_run_is_trained_told_about_and_left_alone_when_it_is_complete(tmp_path):
@@ -104,15 +104,13 @@ evaluate_every: 2
 def test_a_recipe_file_of_another_kind_is_trained_as_that(tmp_path):
     (tmp_path / "text.txt").write_text("to be, or not to be, that is the question\n" * 20)
     (tmp_path / "gpt.yaml").write_text(GPT)
-    with warns(UserWarning, "min_eigenvalues", 50):  # the network is that small
-        first = invoke("train", "--recipe", "gpt.yaml", "--lr", "0.01")
+    first = invoke("train", "--recipe", "gpt.yaml", "--lr", "0.01")
     assert first.exit_code == 0, first.stderr
     assert_carries(first.stdout, "text-gpt-adam-43", "test perplexity")
-    assert_carries(first.stderr, "epoch 2 of 2", "test perplexity")
+    assert_carries(first.stderr, "epoch 2 of 2", "test perplexity", "warning", "min_eigenvalues")  # it is that small
     folder = RunFolder(tmp_path / "runs" / "text-gpt-adam-43")
     assert (folder.recipe["recipe"]["kind"], folder.recipe["recipe"]["lr"]) == ("language", 0.01)
-    with warns(UserWarning, "min_eigenvalues", 50):
-        again = invoke("train", "--recipe", "gpt.yaml", "--lr", "0.01")
+    again = invoke("train", "--recipe", "gpt.yaml", "--lr", "0.01")
     assert again.stdout == first.stdout
     for content, carried in {
         GPT.replace("language", "langage"): ["kind", "'langage'", "'language'"],

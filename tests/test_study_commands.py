@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tempbalance.cli import app
-from tempbalance.lab import processes
+from tempbalance.lab.executors import local
+from tempbalance.lab.executors.local import work
 from tempbalance.lab.jobs import Ended, Job, Settings
 from tempbalance.lab.points import PRESETS
 from tempbalance.lab.study import all_studies, find_study
-from tempbalance.lab.worker import work
 from tempbalance.report import figures
 from tempbalance.runlog import take_lock
 from tests.cases import assert_bad_usage, assert_carries
@@ -52,7 +52,7 @@ class InThisProcess:
 @pytest.fixture
 def in_process(monkeypatch):
     """Studies of a few images, one epoch and one seed, trained in this process and drawn as SVG alone."""
-    monkeypatch.setattr(processes, "local_pool", lambda settings, num_workers: InThisProcess(settings))
+    monkeypatch.setattr(local, "local_pool", lambda settings, num_workers: InThisProcess(settings))
     options = {"epochs": 1, "limit": 32, "test_limit": 32}
     monkeypatch.setitem(PRESETS, "smoke", replace(PRESETS["smoke"], options=options, seeds=PRESETS["smoke"].seeds[:1]))
     monkeypatch.setattr(figures.save_figures, "__defaults__", (("svg",),))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tempbalance
-from tempbalance.lab.networks import build_network
+from tempbalance.lab.images.network import build_network
 from tests.cases import assert_carries
 
 weightwatcher = pytest.importorskip("weightwatcher", reason="weightwatcher is in the dev extra")

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tempbalance.diagnosis.allocation import allocate as allocate
     from tempbalance.diagnosis import diagnose as diagnose
+    from tempbalance.diagnosis.allocation import allocate as allocate
     from tempbalance.errors import CheckpointError as CheckpointError
     from tempbalance.errors import ScoreError as ScoreError
     from tempbalance.errors import TailError as TailError

@@ -11,11 +11,10 @@ from rich.console import Console
 from tempbalance import __version__
 from tempbalance.bench.command import bench
 from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
-from tempbalance.lab.kinds import find_kind, run_task
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import METHODS
-from tempbalance.lab.options import check_dataset, read_options
-from tempbalance.lab.recipe import SEEDS, Recipe
-from tempbalance.lab.task import Task, read_recipe
+from tempbalance.lab.options import read_options
+from tempbalance.lab.recipe import SEEDS, find_kind, read_recipe
 from tempbalance.runlog import RunFolder
 from tempbalance.study_commands import study
 from tempbalance.terminal import answered, messages, out_folder, stoppable
@@ -85,25 +84,18 @@ def train(
 ) -> None:
     """Train one recipe; the same command on the same folder goes on where it stopped."""
     with answered("lab"), stoppable():
-        if recipe is not None and (kind := read_options(recipe).get("kind", "images")) != "images":
-            if devices * num_nodes > 1:
-                raise ValueError(f"devices must be 1 for runs of kind {kind}, got {devices * num_nodes}")
-            settings = {"device": device, "precision": precision, "threads": threads, "cache": cache}
-            _train_other(find_kind(str(kind)), recipe, options, out, settings)
-            return
-        given = {**(read_recipe(recipe, Recipe) if recipe else {}), **options}
-        chosen = Recipe.from_dict(given)
+        kind = find_kind(str(read_options(recipe).get("kind", "images")) if recipe else "images")
+        chosen = kind.from_dict({**(read_recipe(recipe, kind) if recipe else {}), **options})
         folder = out_folder(out, Path("runs") / chosen.name)
         if not RunFolder(folder).is_begun:
-            check_dataset(chosen.dataset)
+            chosen.check_data()
         from tempbalance.lab.compare import doubts
-        from tempbalance.lab.loop import say
-        from tempbalance.lab.start import start
-        from tempbalance.lab.view import seconds_text
+        from tempbalance.lab.progress import say, seconds_text
+        from tempbalance.lab.train import train as train_recipe
 
-        for doubt in doubts(options, [chosen]):
+        for doubt in doubts(options, [chosen]) if isinstance(chosen, ImageRecipe) else ():
             say(messages, f"warning: {doubt}")
-        result = start(
+        result = train_recipe(
             chosen,
             folder,
             cache=cache,
@@ -111,31 +103,16 @@ def train(
             console=messages,
             log_every=log_every,
             tensorboard=tensorboard,
-            accelerator=device,
+            device=device,
             devices=devices,
             num_nodes=num_nodes,
             precision=precision,
         )
         if result is not None:
-            best = f"best {result['best_accuracy']:.2f} % in epoch {result['best_epoch']}"
-            time = seconds_text(result["seconds"])
-            typer.echo(f"{chosen.name}: test accuracy {result['test_accuracy']:.2f} %, {best}, {time}")
-
-
-def _train_other(
-    kind: type[Task], recipe: Path, options: dict[str, Any], out: str | None, settings: dict[str, Any]
-) -> None:
-    """Train a recipe file of another kind than images: its own options, and those given that it has."""
-    from tempbalance.lab.view import seconds_text
-
-    chosen = kind.from_dict({**read_recipe(recipe, kind), **options})
-    folder = out_folder(out, Path("runs") / chosen.name)
-    if not RunFolder(folder).is_begun:
-        chosen.check_data()
-    result = run_task(chosen, folder, messages, {**settings, "log_every": 10, "tensorboard": False})
-    if result is not None:
-        value, time = chosen.measure.text(result[chosen.measure.name]), seconds_text(result["seconds"])
-        typer.echo(f"{chosen.name}: {value}, {time}")
+            value, time = chosen.measure.text(result[chosen.measure.name]), seconds_text(result["seconds"])
+            name = f"best_{chosen.measure.name.removeprefix('test_')}"
+            best = chosen.measure.text(result[name]).removeprefix("test ").removeprefix(chosen.measure.word)
+            typer.echo(f"{chosen.name}: {value}, best{best} in epoch {result['best_epoch']}, {time}")
 
 
 _WITH_DIGITS = {
@@ -185,11 +162,12 @@ def compare(
             verdict,
             write_comparison,
         )
+        from tempbalance.lab.executors.local import local_pool
         from tempbalance.lab.jobs import Job
-        from tempbalance.lab.processes import check_all, local_pool, raise_failures, train_all
+        from tempbalance.lab.sweep import check_all, raise_failures, train_all
         from tempbalance.report.write import write_runs
 
-        given = {**(read_recipe(recipe, Recipe) if recipe else {}), **options}
+        given = {**(read_recipe(recipe, ImageRecipe) if recipe else {}), **options}
         names = [name.strip() for name in methods.split(",")]
         recipes = plan(given, names, SEEDS[:seeds])
         folder = out_folder(out, Path("runs"))

@@ -103,8 +103,9 @@ def run(
 ) -> None:
     """Train the runs of studies. Complete runs are skipped, interrupted ones resume, and studies share runs."""
     with answered("cluster" if ray or ray_address else "lab"), stoppable():
-        from tempbalance.lab.processes import check_data, check_settings, local_pool, raise_failures, train_all, unfit
+        from tempbalance.lab.executors.local import local_pool
         from tempbalance.lab.study import jobs_of_all, totals_text
+        from tempbalance.lab.sweep import check_data, check_settings, raise_failures, train_all, unfit
 
         check_settings(device, precision)
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
@@ -138,7 +139,7 @@ def run(
 
 
 def _cluster(settings: Settings, **options: Any) -> Executor:
-    from tempbalance.lab.cluster import Cluster
+    from tempbalance.lab.executors.ray import Cluster
 
     return Cluster(settings, **options)
 
@@ -159,8 +160,8 @@ def _chosen(
 def _print_plan(
     studies: list[Study], size: Preset, chosen: dict[str, list[Point]], folder: Path, num_slots: int
 ) -> None:
+    from tempbalance.lab.progress import Times, time_text
     from tempbalance.lab.study import jobs_of_all, known_jobs, plan_table, totals_text
-    from tempbalance.lab.view import Times, time_text
 
     console = _wide()
     for each in studies:
@@ -196,8 +197,8 @@ def status(
 ) -> None:
     """Show how many runs are done, running, failed and left, from any terminal at any time."""
     with answered("lab"):
+        from tempbalance.lab.progress import Times, count_text, running_table, time_text
         from tempbalance.lab.study import jobs_of_all, known_jobs
-        from tempbalance.lab.view import Times, count_text, running_table, time_text
 
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
         jobs = jobs_of_all(chosen, studies, size, folder)

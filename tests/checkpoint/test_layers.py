@@ -8,7 +8,7 @@ from torch.nn.utils import parametrizations, prune
 
 from tempbalance.checkpoint import StoredTensor, read_checkpoint
 from tempbalance.checkpoint.layers import infer_layers
-from tempbalance.lab.networks import build_network
+from tempbalance.lab.images.network import build_network
 from tempbalance.model.layers import find_layers
 from tests.cases import assert_carries, raises
 

@@ -11,7 +11,7 @@ from torch import nn
 import tempbalance
 from tempbalance.diagnosis.diagnose import diagnose, list_tensors
 from tempbalance.errors import CheckpointError
-from tempbalance.lab.networks import build_network
+from tempbalance.lab.images.network import build_network
 from tempbalance.model.layers import Layer
 from tests.cases import assert_carries, raises
 from tests.checkpoint.test_layers import GPT, Experts

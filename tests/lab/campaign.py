@@ -13,12 +13,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tempbalance.lab.cluster import Cluster
+from tempbalance.lab.executors.local import Pool
+from tempbalance.lab.executors.ray import Cluster
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Executor, Job
-from tempbalance.lab.pool import Pool
-from tempbalance.lab.recipe import SEEDS, Recipe
+from tempbalance.lab.progress import SweepView
+from tempbalance.lab.recipe import SEEDS
 from tempbalance.lab.sweep import sweep
-from tempbalance.lab.view import SweepView
 from tempbalance.runlog import RunFolder
 from tests.lab.cut import resumed_after
 
@@ -33,7 +34,7 @@ Processes = dict[int, tuple[int, str]]
 
 
 def job(root: Path, **options) -> Job:
-    recipe = Recipe(**{**SMALL, "epochs": EPOCHS, **options})
+    recipe = ImageRecipe(**{**SMALL, "epochs": EPOCHS, **options})
     return Job(recipe, root / recipe.id)
 
 

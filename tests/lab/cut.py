@@ -1,12 +1,22 @@
 """A run that is killed, and how it goes on."""
 
 import re
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from lightning.fabric import Fabric
 
-from tempbalance.lab.loop import Training, train_in
+from tempbalance.lab.recipe import BaseRecipe, training_module
+from tempbalance.lab.train import train_on_fabric
 from tempbalance.runlog import RunFolder
+
+
+def cpu() -> Fabric:
+    """Fabric with one process on the CPU."""
+    return Fabric(accelerator="cpu", devices=1)
 
 
 def resumed_after(said: str) -> list[int]:
@@ -18,16 +28,22 @@ class _StoppedError(Exception):
     """As if the process had been killed."""
 
 
-def train_one_epoch(folder: Path, training: Training, *, digest: str) -> None:
+def train_one_epoch(folder: Path, recipe: BaseRecipe, **settings: Any) -> None:
     """Train in a folder until the second epoch begins."""
-    go_on = training.epoch
+    module = import_module(training_module(recipe.kind))
 
-    def stop_at_two(number):
-        if number == 2:
-            raise _StoppedError
-        return go_on(number)
+    def build(*given):
+        training = module.build(*given)
+        go_on = training.epoch
 
-    training.epoch = stop_at_two
+        def stop_at_two(number):
+            if number == 2:
+                raise _StoppedError
+            return go_on(number)
+
+        training.epoch = stop_at_two
+        return training
+
     with pytest.raises(_StoppedError):
-        train_in(folder, training, digest=digest, say=lambda text: None)
+        train_on_fabric(recipe, folder, SimpleNamespace(load=module.load, build=build), device="cpu", **settings)
     assert len(RunFolder(folder).metrics) == 1

@@ -1,4 +1,4 @@
-"""Stands in for `tempbalance.lab.worker` in tests of those who start it: trains nothing and starts at once.
+"""Stands in for `tempbalance.lab.executors.local` in tests of those who start it: trains nothing and starts at once.
 
 Run as a script, it answers each task as the folder's name asks: where ``dies`` is in the name, it kills itself.
 """
@@ -42,12 +42,12 @@ def install(monkeypatch, folder: Path) -> None:
     """Have pools start this script in place of the worker."""
     from types import SimpleNamespace
 
-    from tempbalance.lab import pool
+    from tempbalance.lab.executors import local
 
     script = folder / "stub"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{__file__}"\n')
     script.chmod(0o755)
-    monkeypatch.setattr(pool, "sys", SimpleNamespace(executable=str(script)))
+    monkeypatch.setattr(local, "sys", SimpleNamespace(executable=str(script)))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,15 @@ from typing import get_args
 import pytest
 
 from tempbalance import Comparison, TempBalance
-from tempbalance.lab.balancing import BALANCING_RULES, REFERENCES, scheduler_options
+from tempbalance.lab.balancing import scheduler_options
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.language.recipe import LanguageRecipe
-from tempbalance.lab.operator.recipe import OperatorRecipe
-from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.operators.recipe import OperatorRecipe
+from tempbalance.lab.recipe import BALANCING_RULES, REFERENCES
 from tempbalance.ranking.compare import ReferenceName
 from tests.cases import raises
 
-KINDS = (Recipe, LanguageRecipe, OperatorRecipe)
+KINDS = (ImageRecipe, LanguageRecipe, OperatorRecipe)
 
 
 def test_the_names_are_those_of_the_library():
@@ -44,8 +45,10 @@ def test_options_go_through_and_without_balancing_layers_are_only_scored(kind):
 
 
 def test_what_does_not_matter_to_a_method_does_not_make_another_run():
-    assert Recipe(method="cal", keep_mean=True, decay_range=(1.0, 2.0), smooth=0.9).id == Recipe(method="cal").id
-    assert Recipe(keep_mean=True).id != Recipe().id
+    assert (
+        ImageRecipe(method="cal", keep_mean=True, decay_range=(1.0, 2.0), smooth=0.9).id == ImageRecipe(method="cal").id
+    )
+    assert ImageRecipe(keep_mean=True).id != ImageRecipe().id
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_what_does_not_matter_to_a_method_does_not_make_another_run():
 )  # fmt: skip
 def test_values_out_of_range_are_refused_with_the_rule(name, value):
     with raises(ValueError, name, BALANCING_RULES[name][0]):
-        Recipe.from_dict({name: value})
+        ImageRecipe.from_dict({name: value})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,6 +70,6 @@ def test_every_kind_has_the_rules_of_balancing(kind):
 
 
 def test_windows_may_be_a_number_in_a_file_and_a_range_must_be_two():
-    assert Recipe.from_dict({"windows": 8}).windows == "8"
+    assert ImageRecipe.from_dict({"windows": 8}).windows == "8"
     with raises(ValueError, "decay_range", (0.5,)):
-        Recipe(decay_range=(0.5,))
+        ImageRecipe(decay_range=(0.5,))

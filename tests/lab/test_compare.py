@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tempbalance.lab import processes
+from tempbalance.lab import sweep
 from tempbalance.lab.compare import (
     Comparison,
     comparison_table,
@@ -18,26 +18,26 @@ from tempbalance.lab.compare import (
     verdict,
     write_comparison,
 )
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.processes import check_all
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.resume import OtherRunError
+from tempbalance.lab.runs import OtherRunError
+from tempbalance.lab.sweep import check_all
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries, raises
 
 
-def finished(folder: Path, recipe: Recipe, accuracy: float, alphas: list[float]) -> None:
+def finished(folder: Path, recipe: ImageRecipe, accuracy: float, alphas: list[float]) -> None:
     run = RunFolder(folder / recipe.name)
     run.write_recipe({"recipe": recipe.to_dict(), "versions": {}})
     run.append(layers=[{"epoch": 5, "layer": str(i), "alpha": alpha} for i, alpha in enumerate(alphas)])
     run.write_result({"test_accuracy": accuracy, "best_accuracy": accuracy, "best_epoch": 1, "seconds": 1.0})
 
 
-def jobs(recipes: list[Recipe], folder: Path) -> list[Job]:
+def jobs(recipes: list[ImageRecipe], folder: Path) -> list[Job]:
     return [Job(recipe, folder / recipe.name) for recipe in recipes]
 
 
-def three_seeds(folder: Path) -> tuple[list[Recipe], list[Comparison]]:
+def three_seeds(folder: Path) -> tuple[list[ImageRecipe], list[Comparison]]:
     recipes = plan({"dataset": "digits"}, ["cal", "tb"], [43, 37, 13])
     for recipe in recipes:
         gain = {43: 1.0, 37: 2.0, 13: 3.0}[recipe.seed] if recipe.method == "tb" else 0.0
@@ -151,7 +151,7 @@ def test_missing_packages_and_datasets_are_told_before_anything_is_written(tmp_p
     recipes = plan({"dataset": "cifar11"}, ["cal"], [43])
     with raises(ValueError, "dataset", "'cifar11'", "'cifar10'"):
         check_all(jobs(recipes, tmp_path / "runs"), precision="32-true")
-    monkeypatch.setattr(processes, "find_spec", lambda name: None if name in ("yaml", "PIL") else find_spec(name))
+    monkeypatch.setattr(sweep, "find_spec", lambda name: None if name in ("yaml", "PIL") else find_spec(name))
     with raises(ModuleNotFoundError, "PIL", "yaml"):
         check_all(jobs(recipes, tmp_path / "runs"), precision="32-true")
     assert list(tmp_path.iterdir()) == []

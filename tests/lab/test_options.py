@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 
 from tempbalance.lab import flags
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.options import ASSIGNMENTS, SCORES, TAILS, check_dataset
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.task import read_recipe
+from tempbalance.lab.recipe import read_recipe
 from tempbalance.ranking.assign import AssignmentName
 from tempbalance.spectral.score import ScoreName
 from tempbalance.spectral.tail import TailName
@@ -19,7 +19,7 @@ def test_the_names_that_options_know_are_those_of_the_library():
     assert get_args(TailName) == TAILS
     assert get_args(ScoreName) == SCORES
     assert get_args(AssignmentName) == ASSIGNMENTS
-    assert set(flags._TEXTS) == set(Recipe.hints())
+    assert set(flags._TEXTS) == set(ImageRecipe.hints())
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_the_names_that_options_know_are_those_of_the_library():
 )
 def test_a_value_of_another_type_or_out_of_range_is_named_with_the_rule(name, value, carried, tmp_path):
     with raises(ValueError, name, *carried):
-        Recipe.from_dict({name: value})
+        ImageRecipe.from_dict({name: value})
     path = tmp_path / "r.json"
     path.write_text(json.dumps({name: value}))
     with raises(ValueError, path, name):
-        read_recipe(path, Recipe)
+        read_recipe(path, ImageRecipe)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_a_value_of_another_type_or_out_of_range_is_named_with_the_rule(name, va
         ("method", "tb+tb", ["method", "'tb+tb'", "'tb'"]),
         ("method", "tb+cal", ["method", "'tb+cal'", "'tb'"]),
         ("method", "tb+tb+snr", ["method", "'tb+tb+snr'", "'tb+snr'"]),
-        ("nothing_like_it", 1, ["'nothing_like_it'", *Recipe.hints()]),
+        ("nothing_like_it", 1, ["'nothing_like_it'", *ImageRecipe.hints()]),
     ],
 )
 def test_an_unknown_name_is_answered_with_near_ones_or_all(name, value, carried):
     with raises(ValueError, *carried):
-        Recipe.from_dict({name: value})
+        ImageRecipe.from_dict({name: value})
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_unknown_name_is_answered_with_near_ones_or_all(name, value, carried)
 )
 def test_small_numbers_are_read_however_they_are_written(tmp_path, text):
     (tmp_path / "r").write_text(text)
-    assert read_recipe(tmp_path / "r", Recipe) == {"lr": 5e-5, "weight_decay": 0.1}
+    assert read_recipe(tmp_path / "r", ImageRecipe) == {"lr": 5e-5, "weight_decay": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_a_file_that_holds_something_else_is_named(tmp_path, text, carried):
     path = tmp_path / "r.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with raises(ValueError, path, *carried) as caught:
-        read_recipe(path, Recipe)
+        read_recipe(path, ImageRecipe)
     assert "\n" not in str(caught.value)
 
 
 def test_a_dataset_is_written_in_one_way():
-    assert Recipe(dataset="pics/").dataset == Recipe(dataset="./pics").dataset == "pics"
-    assert Recipe(width=1).width == 1.0
-    assert isinstance(Recipe(width=1).width, float)
+    assert ImageRecipe(dataset="pics/").dataset == ImageRecipe(dataset="./pics").dataset == "pics"
+    assert ImageRecipe(width=1).width == 1.0
+    assert isinstance(ImageRecipe(width=1).width, float)
 
 
 def test_a_dataset_must_be_known_or_there(tmp_path):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.paper.statements import paper_statements, read_statements
 from tempbalance.lab.paper.tables import find_rows, paper_tables, read_table
-from tempbalance.lab.recipe import SEEDS, Recipe
+from tempbalance.lab.recipe import SEEDS
 from tests.cases import raises
 
 ROWS = Path(__file__).parent / "paper_rows"
@@ -182,7 +183,7 @@ def test_the_main_grid_has_48_rows_and_530_runs():
 def test_every_point_of_a_grid_is_a_recipe_and_no_two_are_the_same():
     for table in IMAGES:
         recipes = [
-            Recipe(dataset=row.dataset, model=row.model, method=row.method, **point)
+            ImageRecipe(dataset=row.dataset, model=row.model, method=row.method, **point)
             for row in paper_tables()[table].rows
             for point in row.points()
         ]
@@ -222,7 +223,7 @@ def test_what_two_tables_say_of_the_same_run_agrees():
     for table in IMAGES:
         for row in paper_tables()[table].rows:
             for result in row.results:
-                recipe = Recipe(dataset=row.dataset, model=row.model, method=row.method, **result.options)
+                recipe = ImageRecipe(dataset=row.dataset, model=row.model, method=row.method, **result.options)
                 assert seen.setdefault(recipe, (result.mean, result.std)) == (result.mean, result.std), row.id
     assert len(seen) < sum(len(row.results) for table in IMAGES for row in paper_tables()[table].rows)
 

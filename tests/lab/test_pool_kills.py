@@ -13,7 +13,7 @@ pytestmark = [
 
 
 def workers(_: str, driver: int) -> list[int]:
-    return [pid for pid, (_, command) in below(driver).items() if "tempbalance.lab.worker" in command]
+    return [pid for pid, (_, command) in below(driver).items() if "tempbalance.lab.executors.local" in command]
 
 
 def test_a_sweep_killed_time_and_again_ends_with_the_results_of_an_undisturbed_one(tmp_path, undisturbed):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.training import train
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -19,21 +19,21 @@ RECIPE = {**OPTIONS, "batch_size": 50}  # the last batch has one image, fewer th
 
 SCRIPT = """
 from pathlib import Path
-from lightning.pytorch import Callback
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.task import read_recipe
-from tempbalance.lab.training import train
+from lightning.fabric.utilities import rank_zero_only
+from tempbalance.lab.recipe import find_kind, make_recipe, read_recipe
+from tempbalance.lab.runs import Recorder
+from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder
 
 write = RunFolder.write_result
 RunFolder.write_result = lambda run, result: print("result", flush=True) or write(run, result)
 
-class Tell(Callback):
-    def on_train_end(self, trainer, module):
-        print(f"rank {trainer.global_rank}: {module.metrics['test_accuracy']!r}", flush=True)
-
-recipe = Recipe.from_dict(read_recipe(Path("recipe.yaml"), Recipe))
-train(recipe, Path("run"), accelerator="cpu", devices=2, callbacks=[Tell()])
+recipe = make_recipe(read_recipe(Path("recipe.yaml"), find_kind("images")))
+found = []
+finish = Recorder.finish
+Recorder.finish = lambda self, result: found.append(result["test_accuracy"]) or finish(self, result)
+train(recipe, Path("run"), device="cpu", devices=2)
+print(f"rank {rank_zero_only.rank}: {found[0]!r}", flush=True)
 """
 
 
@@ -62,10 +62,10 @@ def test_two_processes_train_as_one_does_and_one_of_them_tells(tmp_path):
     resumed = python(*command, "--device", "cpu", "--devices", "2", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert run.metrics == before
-    assert resumed.stderr.count("going on after epoch 2") == resumed.stderr.count("epoch 3: train loss") == 1
-    assert "epoch 2: train loss" not in resumed.stderr
+    assert resumed.stderr.count("going on after epoch 2") == resumed.stderr.count("epoch 3 of 3: train loss") == 1
+    assert "epoch 2 of 3: train loss" not in resumed.stderr
     assert resumed.stdout.count("test accuracy") == 1
 
-    train(Recipe.from_dict(RECIPE), tmp_path / "alone", accelerator="cpu")
+    train(ImageRecipe.from_dict(RECIPE), tmp_path / "alone", device="cpu")
     for ours, theirs in zip(before, RunFolder(tmp_path / "alone").metrics, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)

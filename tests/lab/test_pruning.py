@@ -7,10 +7,10 @@ import torch
 from rich.console import Console
 
 from tempbalance.diagnosis import diagnose
-from tempbalance.lab.kinds import run_task
-from tempbalance.lab.networks import build_network
+from tempbalance.lab.images.network import build_network
 from tempbalance.lab.points import PRESETS, find_preset
 from tempbalance.lab.studies.pruning import FILE, STUDIES, THRESHOLD, UNIFORM, WAYS, _key, _prune, evaluate
+from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder, RunFolderError
 from tests.cases import raises
 from tests.lab.campaign import SETTINGS
@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
     """The runs of the smallest preset, trained and pruned."""
     root = tmp_path_factory.mktemp("pruning")
     for job in STUDY.jobs(SMOKE, STUDY.points(SMOKE), root):
-        run_task(job.recipe, job.folder, Console(quiet=True), SETTINGS)
+        train(job.recipe, job.folder, console=Console(quiet=True), **SETTINGS)
     evaluate(STUDY.find(SMOKE, STUDY.points(SMOKE), root), None)
     return root
 

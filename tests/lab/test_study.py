@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tempbalance.lab import studies as folder_of_studies
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.names import pretty
 from tempbalance.lab.paper.tables import paper_tables
 from tempbalance.lab.points import PRESETS, find_preset, steps_like
-from tempbalance.lab.recipe import SEEDS, Recipe
+from tempbalance.lab.recipe import SEEDS
 from tempbalance.lab.study import StudyError, all_studies, find_study, jobs_of_all, read_only, totals_text
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries, raises
@@ -27,16 +28,16 @@ OTHERS = {"language", "detection", "matrices", "exponent", "operator", "pruning"
 PAPER, LAPTOP, SMOKE = PRESETS.values()
 
 
-def recipes(name: str, preset=PAPER) -> list[Recipe]:
+def recipes(name: str, preset=PAPER) -> list[ImageRecipe]:
     return _recipes(name, preset.name) if preset in PRESETS.values() else _made(name, preset)
 
 
 @cache
-def _recipes(name: str, preset: str) -> list[Recipe]:
+def _recipes(name: str, preset: str) -> list[ImageRecipe]:
     return _made(name, PRESETS[preset])
 
 
-def _made(name: str, preset) -> list[Recipe]:
+def _made(name: str, preset) -> list[ImageRecipe]:
     study = find_study(name)
     return [job.recipe for job in study.jobs(preset, study.points(preset), Path())]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Ended, Job
-from tempbalance.lab.recipe import Recipe
 from tempbalance.lab.sweep import sweep
 from tempbalance.runlog import take_lock
 from tests.cases import assert_carries
@@ -66,7 +66,7 @@ class Scripted:
 
 
 def jobs(folder: Path, num: int = 5) -> list[Job]:
-    return [Job(Recipe(seed=seed), folder / f"run{seed}") for seed in range(num)]
+    return [Job(ImageRecipe(seed=seed), folder / f"run{seed}") for seed in range(num)]
 
 
 def test_every_run_is_trained_once_and_complete_ones_are_left_alone(tmp_path):

@@ -18,11 +18,10 @@ from rich.console import Console
 from ultralytics import YOLO
 
 from tempbalance.lab.detection import training
-from tempbalance.lab.detection.data import ready_data
+from tempbalance.lab.detection.data import draw_shapes, ready_data
 from tempbalance.lab.detection.recipe import DetectionRecipe
-from tempbalance.lab.detection.record import Recorder
-from tempbalance.lab.detection.shapes import draw_shapes
-from tempbalance.lab.kinds import ask
+from tempbalance.lab.detection.training import Callbacks
+from tempbalance.lab.jobs import Job
 from tempbalance.runlog import RunFolder
 from tests.integrations.contract import assert_same, note_rates
 from tests.integrations.test_ultralytics import recomputed
@@ -61,14 +60,16 @@ def recipe_on(data, **options):
 
 
 def train(recipe, folder, cache, *, said=None):
-    return training.run(recipe, folder, console=Console(file=said or io.StringIO()), cache=cache, **SETTINGS)
+    return training.train_on_ultralytics(
+        recipe, folder, console=Console(file=said or io.StringIO()), cache=cache, **SETTINGS
+    )
 
 
 class Watch:
     """The rates of each step and the weights at the start of each epoch, of all trainings while it is there."""
 
     def __init__(self, monkeypatch):
-        self.noted, self.held, attach = [], {}, Recorder.attach
+        self.noted, self.held, attach = [], {}, Callbacks.attach
 
         def watched(recorder, model):
             attach(recorder, model)
@@ -77,7 +78,7 @@ class Watch:
             )
             model.add_callback("on_train_epoch_start", self._keep)
 
-        monkeypatch.setattr(Recorder, "attach", watched)
+        monkeypatch.setattr(Callbacks, "attach", watched)
 
     def _keep(self, trainer):
         self.held[trainer.epoch] = copy.deepcopy(trainer.model)
@@ -133,9 +134,9 @@ def test_without_balancing_every_layer_has_the_cosines_rate_and_the_same_seed_gi
 def test_a_run_that_was_killed_goes_on_from_its_last_epoch(data, cache, tmp_path, environment):
     recipe, folder = recipe_on(data, epochs=4), tmp_path / "run"
     folder.mkdir()
-    ask(folder, recipe)
+    Job(recipe, folder).ask()
     code = (
-        "import sys; from pathlib import Path; from tempbalance.lab.worker import work; import json;"
+        "import sys; from pathlib import Path; from tempbalance.lab.executors.local import work; import json;"
         "print(work(Path(sys.argv[1]), json.loads(sys.argv[2])))"
     )
     settings = json.dumps({**SETTINGS, "cache": str(cache)})

@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from tempbalance.lab.versions import versions
+from tempbalance.lab.runs import versions
 
 _PACKAGES = ("tempbalance", "torch", "numpy", "weightwatcher", "powerlaw")
 _CPUS = Path("/proc/cpuinfo")

@@ -1,74 +1,236 @@
-"""Balancing options of a recipe, converted to TempBalance's arguments."""
+"""Trainings whose layers are scored, and balanced where the method says so."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from statistics import fmean, stdev
+from typing import Any, TypeVar
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 import tempbalance
-from tempbalance.lab.options import Rule
-from tempbalance.lab.task import Task
+from tempbalance.lab.methods import find_method
+from tempbalance.lab.recipe import BalancingRecipe, IterationsRecipe, is_side
+from tempbalance.lab.runs import Epoch, TrainingError
+from tempbalance.lab.train import Training
+from tempbalance.runlog import Line
+
+B = TypeVar("B", bound=BalancingRecipe)
+I = TypeVar("I", bound=IterationsRecipe)  # noqa: E741
 
 _SCORING = ("tail", "tail_fraction", "score", "score_first", "score_last", "min_eigenvalues", "interval", "start")
 _SCALING = ("scale_range", "assignment")
 _COMPARISON = ("keep_mean", "shrink", "smooth", "blend", "group_by")
 
-REFERENCES = ("random",)  # a test holds them to those of the library
-BALANCING_RULES: dict[str, Rule] = {
-    "reference": ("random", lambda value: value in REFERENCES),
-    "windows": ("'square' or a whole number of at least 2", lambda value: value == "square" or _is_side(value)),
-    "smooth": ("at least 0 and below 1", lambda value: 0 <= value < 1),
-    "blend": ("at least 1", lambda value: value >= 1),
-    "group_by": ("a name pattern", bool),
-    "decay_range": ("two numbers above 0", lambda value: min(value) > 0),
-}
 
-
-def _is_side(text: str) -> bool:
-    return text.isdecimal() and int(text) >= 2
-
-
-@dataclass(frozen=True)
-class BalancingTask(Task):
-    """Base of recipes whose layers can be balanced in ways that the paper does not have.
-
-    Attributes:
-        reference, keep_mean, shrink, smooth, blend, group_by: As in `tempbalance.Comparison`.
-        windows: The same; a number as text.
-        decay_range: Balance the weight decay too: its scales at the smallest and at the largest score.
-    """
-
-    reference: str | None = None
-    windows: str | None = None
-    keep_mean: bool = False
-    shrink: bool = False
-    smooth: float = 0.0
-    blend: int = 1
-    group_by: str | None = None
-    decay_range: tuple[float, float] | None = None
-
-    @classmethod
-    def checked(cls, options: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-        """As of every recipe; windows may be a number."""
-        if type(options.get("windows")) is int:
-            options = {**options, "windows": str(options["windows"])}
-        return super().checked(options, where=where)
-
-
-UNUSED_ALONE = {"scale_range", "assignment", "keep_mean", "shrink", "smooth", "blend", "group_by", "decay_range"}
-
-
-def scheduler_options(task: BalancingTask, *, balanced: bool) -> dict[str, Any]:
-    """The options of `tempbalance.TempBalance` for a recipe; a recipe that is not balanced only scores its layers."""
-    options: dict[str, Any] = {name: getattr(task, name) for name in _SCORING if hasattr(task, name)}
-    windows = int(task.windows) if task.windows is not None and _is_side(task.windows) else task.windows
-    comparison: dict[str, Any] = {"reference": task.reference, "windows": windows}
+def scheduler_options(recipe: BalancingRecipe, *, balanced: bool) -> dict[str, Any]:
+    """Return a recipe's options of `tempbalance.TempBalance`; without balancing layers are only scored."""
+    options: dict[str, Any] = {name: getattr(recipe, name) for name in _SCORING if hasattr(recipe, name)}
+    windows = int(recipe.windows) if recipe.windows is not None and is_side(recipe.windows) else recipe.windows
+    comparison: dict[str, Any] = {"reference": recipe.reference, "windows": windows}
     if not balanced:
         return {**options, "scale_range": (1.0, 1.0), "comparison": tempbalance.Comparison(**comparison)}
-    comparison |= {name: getattr(task, name) for name in _COMPARISON}
-    options |= {name: getattr(task, name) for name in _SCALING if hasattr(task, name)}
+    comparison |= {name: getattr(recipe, name) for name in _COMPARISON}
+    options |= {name: getattr(recipe, name) for name in _SCALING if hasattr(recipe, name)}
     options["comparison"] = tempbalance.Comparison(**comparison)
-    if task.decay_range is not None:
-        options["balance"] = {"lr": options.pop("scale_range"), "weight_decay": task.decay_range}
+    if recipe.decay_range is not None:
+        options["balance"] = {"lr": options.pop("scale_range"), "weight_decay": recipe.decay_range}
     return options
+
+
+class BalancedTraining(Training[B]):
+    """A training with one param group a layer, driven by `tempbalance.TempBalance`.
+
+    Args:
+        recipe: What to train.
+        network: With fresh weights.
+        optimizer: Makes the optimizer of param groups.
+        schedule: Makes the base schedule of the optimizer.
+        fabric: Gives device, precision and processes.
+        interval: Between scorings, in place of the recipe's.
+    """
+
+    def __init__(
+        self,
+        recipe: B,
+        network: nn.Module,
+        optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        schedule: Callable[[torch.optim.Optimizer], LRScheduler],
+        fabric: Fabric,
+        *,
+        interval: int | None = None,
+    ) -> None:
+        super().__init__(recipe, network, optimizer(tempbalance.param_groups(network)), fabric)
+        method: str = vars(recipe)["method"]
+        options = scheduler_options(recipe, balanced=find_method(method).balanced)
+        if interval is not None:
+            options["interval"] = interval
+        self.scheduler = tempbalance.TempBalance(self.optimizer, network, schedule(self.optimizer), **options)
+        self.timings: dict[str, list[float]] = {"epoch": [], "balancing": []}
+        self.step_lines: list[Line] = []
+
+    @abstractmethod
+    def batches(self, number: int) -> Iterable[Any]:
+        """Return the batches of an epoch."""
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Tensor:
+        """Return the loss that a step makes smaller."""
+
+    @abstractmethod
+    def evaluate(self) -> Line:
+        """Return the metrics of the network as it is.
+
+        Raises:
+            TrainingError: If a number is not finite.
+        """
+
+    def training_metrics(self, losses: list[float]) -> Line:
+        """Return an epoch's metrics of training."""
+        return {"train_loss": fmean(losses)}
+
+    def after_step(self) -> None:
+        """Run after each step of the optimizer."""
+
+    def after_epoch(self) -> None:
+        """Run after an epoch and its evaluation."""
+
+    def epoch(self, number: int) -> Epoch:
+        """Train an epoch, then evaluate.
+
+        Raises:
+            TrainingError: If the loss or a number of the evaluation is not finite, or layers cannot be scored.
+        """
+        self.number, self.step_lines = number, []
+        rates = [float(rate) for rate in self.scheduler.get_last_lr()]
+        started, balanced = time.monotonic(), sum(self.timings["balancing"])
+        self.model.train()
+        losses = []
+        for batch in self.batches(number):
+            losses.append(self.step(self.loss(batch)))
+            self.after_step()
+        self.timings["epoch"].append(time.monotonic() - started - (sum(self.timings["balancing"]) - balanced))
+        self.metrics = {"epoch": number, "lr_min": min(rates), "lr_max": max(rates)} | self.training_metrics(losses)
+        self.model.eval()
+        with torch.no_grad():
+            self.metrics |= self.evaluate()
+        self.after_epoch()
+        layers = self.layer_lines(number) if self.recipe.scores_after(number) else ()
+        return Epoch(self.metrics, layers, self.step_lines)
+
+    def scored_epochs(self, last: int) -> set[int]:
+        """Return the epochs up to ``last`` that have lines about the layers."""
+        return {each for each in range(last + 1) if self.scheduler.last_scores and self.recipe.scores_after(each)}
+
+    def first_lines(self) -> list[Line]:
+        """Return a line for each layer scored before training."""
+        return self.layer_lines(0)
+
+    def balance(self, call: Callable[[], None]) -> None:
+        """Balance, and note the time.
+
+        Raises:
+            TrainingError: If layers cannot be scored.
+        """
+        started = time.monotonic()
+        self.advance(call)
+        self.timings["balancing"].append(time.monotonic() - started)
+
+    def advance(self, call: Callable[[], None]) -> None:
+        """Call the scheduler.
+
+        Raises:
+            TrainingError: If layers cannot be scored.
+        """
+        try:
+            call()
+        except tempbalance.TempBalanceError as err:
+            raise TrainingError(f"layers cannot be scored after iteration {self.iteration}: {err}") from err
+
+    def result(self) -> Line:
+        """Return metrics and times; an epoch's are of training alone, without balancing."""
+        means = {f"{name}_seconds": fmean(each) for name, each in self.timings.items() if each}
+        spreads = {f"{name}_seconds_std": stdev(each) for name, each in self.timings.items() if len(each) > 1}
+        return {**super().result(), **means, **spreads, "num_balancings": len(self.timings["balancing"])}
+
+    def stateful(self) -> dict[str, Any]:
+        """Return the objects whose state a checkpoint holds; the scheduler comes after its optimizer."""
+        return {**super().stateful(), "scheduler": self.scheduler}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that training needs to go on."""
+        return {**super().state_dict(), "timings": self.timings}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        super().load_state_dict(state)
+        self.timings = state["timings"]
+
+    def layer_lines(self, epoch: int) -> list[Line]:
+        """Return a line for each layer: the latest scoring, and the learning rate of its weight now."""
+        weights = {layer.name: layer.parameters[0] for layer in tempbalance.find_layers(self.network)}
+        groups = self.optimizer.param_groups
+        rates = {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
+        lines = []
+        for row in self.scheduler.table():
+            if row.score is None:
+                continue
+            line: Line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
+            line |= {f"{target}_scale": scale for target, scale in row.scales.items()}
+            lines.append({**line, "rate": rates[id(weights[row.name])], **self.layer_extras(row.name)})
+        return lines
+
+    def layer_extras(self, layer: str) -> Line:
+        """Return more values for the line of a layer."""
+        return {}
+
+
+class IterationsTraining(BalancedTraining[I]):
+    """A training of so many iterations under a cosine, an epoch being those up to the next evaluation.
+
+    Args:
+        recipe: What to train.
+        network: With fresh weights.
+        optimizer: Makes the optimizer of param groups.
+        fabric: Gives device, precision and processes.
+    """
+
+    def __init__(
+        self,
+        recipe: I,
+        network: nn.Module,
+        optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        fabric: Fabric,
+    ) -> None:
+        self.interval = recipe.interval if recipe.is_balanced else recipe.evaluate_every
+        cosine = lambda made: CosineAnnealingLR(made, T_max=recipe.iterations)  # noqa: E731
+        super().__init__(recipe, network, optimizer, cosine, fabric, interval=self.interval)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps the whole run has."""
+        return self.recipe.iterations
+
+    def batches(self, number: int) -> range:
+        """Return the iterations of an epoch, the first of all being 0."""
+        first, end = (each * self.recipe.evaluate_every for each in (number - 1, number))
+        self.iteration = first
+        return range(first, min(end, self.recipe.iterations))
+
+    def after_step(self) -> None:
+        """Step the scheduler, which balances when that is due."""
+        call = self.balance if self.iteration % self.interval == 0 else self.advance
+        call(self.scheduler.step)
+
+
+def gradient_norm(weight: Tensor) -> float | None:
+    """Return the norm of a weight's gradient; ``None`` if it is not finite."""
+    assert weight.grad is not None
+    norm = float(weight.grad.norm())
+    return norm if math.isfinite(norm) else None

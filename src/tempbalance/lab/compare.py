@@ -12,8 +12,8 @@ from typing import Any
 from rich.table import Table
 
 from tempbalance.lab.findings import last_alphas
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import find_method
-from tempbalance.lab.recipe import Recipe
 from tempbalance.report.statistics import Paired, verdict_text
 from tempbalance.runlog import RunFolder, write_whole
 
@@ -44,7 +44,7 @@ class Comparison:
     alpha_spread: float | None
 
 
-def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
+def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[ImageRecipe]:
     """The recipes of a comparison: one a method and seed.
 
     A rate that the options do not give is each method's own. With the digits, epochs, width and min_eigenvalues that
@@ -57,10 +57,10 @@ def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int
         raise ValueError(f"methods must be named once, got {twice[0]!r} twice")
     small = SMALL if options.get("dataset", "digits") == "digits" else {}
     given = {**small, **options}
-    return [Recipe.from_dict({**given, "method": method, "seed": seed}) for seed in seeds for method in methods]
+    return [ImageRecipe.from_dict({**given, "method": method, "seed": seed}) for seed in seeds for method in methods]
 
 
-def headline(recipes: Sequence[Recipe]) -> str:
+def headline(recipes: Sequence[ImageRecipe]) -> str:
     """What a comparison trains, in a line."""
     first = recipes[0]
     methods, seeds = (dict.fromkeys(str(getattr(each, name)) for each in recipes) for name in ("method", "seed"))
@@ -68,11 +68,11 @@ def headline(recipes: Sequence[Recipe]) -> str:
     return f"{told}, {', '.join(methods)}, seeds {', '.join(seeds)}"
 
 
-def doubts(options: Mapping[str, Any], recipes: Sequence[Recipe]) -> list[str]:
+def doubts(options: Mapping[str, Any], recipes: Sequence[ImageRecipe]) -> list[str]:
     """What somebody may not have meant: one rate for methods of different ones, a range that nobody uses."""
     found = []
     methods = dict.fromkeys(recipe.method for recipe in recipes)
-    rates = {method: Recipe(model=recipes[0].model, method=method).lr for method in methods}
+    rates = {method: ImageRecipe(model=recipes[0].model, method=method).lr for method in methods}
     if options.get("lr") is not None and len(set(rates.values())) > 1:
         own = ", ".join(f"{method} {rate:g}" for method, rate in rates.items())
         found.append(f"lr {recipes[0].lr:g} goes for all methods; their own would be {own}")
@@ -81,7 +81,7 @@ def doubts(options: Mapping[str, Any], recipes: Sequence[Recipe]) -> list[str]:
     return found
 
 
-def summarize(methods: Sequence[str], recipes: Sequence[Recipe], folder: Path) -> list[Comparison]:
+def summarize(methods: Sequence[str], recipes: Sequence[ImageRecipe], folder: Path) -> list[Comparison]:
     """What the finished runs came to, method by method; differences are to the first one, seed by seed."""
     found = []
     reference: tuple[float, ...] = ()
@@ -105,7 +105,7 @@ def summarize(methods: Sequence[str], recipes: Sequence[Recipe], folder: Path) -
     return found
 
 
-def write_comparison(comparisons: Sequence[Comparison], recipes: Sequence[Recipe], folder: Path) -> None:
+def write_comparison(comparisons: Sequence[Comparison], recipes: Sequence[ImageRecipe], folder: Path) -> None:
     """Leave the comparison beside its runs, as ``comparison.json``."""
     recipe = recipes[0].to_dict()
     content = {

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from tempbalance.lab.balancing import REFERENCES
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.options import ASSIGNMENTS, DATASETS, MODELS, SCORES, TAILS
-from tempbalance.lab.recipe import Recipe
+from tempbalance.lab.recipe import REFERENCES
 
 RECIPE, BALANCING, METHOD, RUN, LOGGING = "Recipe", "Balancing", "Method", "Run", "Logging"  # panels of the help
 
@@ -64,7 +64,7 @@ _TEXTS = {
 def with_recipe_options(
     *left_out: str, defaults: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each field of `Recipe`; those that are given are gathered in its ``options``.
+    """Give a command an option for each field of `ImageRecipe`; those that are given are gathered in its ``options``.
 
     Args:
         left_out: Fields without an option.
@@ -93,8 +93,8 @@ def with_recipe_options(
 
 def _parameter(name: str, default: str | None) -> inspect.Parameter:
     panel, text = _TEXTS[name]
-    hint: Any = Optional[Recipe.hints()[name]]  # noqa: UP045
-    (value,) = [field.default for field in fields(Recipe) if field.name == name]
+    hint: Any = Optional[ImageRecipe.hints()[name]]  # noqa: UP045
+    (value,) = [field.default for field in fields(ImageRecipe) if field.name == name]
     if default is None and value is not None and not isinstance(value, bool):
         default = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     option = typer.Option(help=text, show_default=default or False, rich_help_panel=panel)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tempbalance.lab.resume import finished
-from tempbalance.lab.task import Task
-from tempbalance.runlog import Line, RunFolder, RunFolderError, is_locked
+from tempbalance.lab.recipe import BaseRecipe, recipe_dict
+from tempbalance.lab.runs import finished
+from tempbalance.runlog import Line, RunFolder, RunFolderError, is_locked, write_whole
 
-CLAIM, FAILURE = "claim.lock", "failure.txt"
+ASKED, CLAIM, FAILURE = "asked.json", "claim.lock", "failure.txt"
 State = Literal["done", "running", "failed", "left"]
 
 
@@ -20,13 +21,17 @@ State = Literal["done", "running", "failed", "left"]
 class Job:
     """A recipe and the folder in which it is trained."""
 
-    recipe: Task
+    recipe: BaseRecipe
     folder: Path
 
     @property
     def run(self) -> RunFolder:
         """The folder's content."""
         return RunFolder(self.folder)
+
+    def ask(self) -> None:
+        """Leave the recipe in the folder for the process that is to train it there."""
+        write_whole(self.folder / ASKED, json.dumps(recipe_dict(self.recipe), indent=2).encode())
 
     @property
     def result(self) -> Line | None:

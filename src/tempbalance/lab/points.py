@@ -8,15 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tempbalance.lab.kinds import make_task
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.names import pretty
 from tempbalance.lab.options import DATASETS, NUM_IMAGES
 from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow
 from tempbalance.lab.paper.statements import stated
 from tempbalance.lab.paper.tables import paper_tables
-from tempbalance.lab.recipe import SEEDS, Recipe
-from tempbalance.lab.task import Task
+from tempbalance.lab.recipe import SEEDS, BaseRecipe, make_recipe
 
 NAMED = ("dataset", "model", "method")
 PAPER_STEPS = 390  # of an epoch of CIFAR at batch 128, in which the paper counts
@@ -102,9 +101,9 @@ class Point:
     is_best: bool = False
     stands_for: str | None = None
 
-    def recipe(self, seed: int) -> Task:
+    def recipe(self, seed: int) -> BaseRecipe:
         """Return the recipe with a seed."""
-        return make_task({**self.options, "seed": seed})
+        return make_recipe({**self.options, "seed": seed})
 
     def settings_text(self, skip: Container[str] = NAMED) -> str:
         """List the searched and varied options that the method uses, without the labels to skip."""
@@ -172,7 +171,7 @@ def _with_value(point: Point, name: str, value: Any, first: Any) -> Point:
 def _stated_points(model: str, method: str, statement: str) -> list[Point]:
     """Return a point for each learning rate that the text states; the lab's default is taken as the best."""
     names = {"dataset": "cifar100", "model": model, "method": method}
-    usual = Recipe(method=method).lr
+    usual = ImageRecipe(method=method).lr
     return [
         Point(names, {**common_settings(), **names, "lr": rate}, is_best=rate == usual) for rate in stated(statement)
     ]
@@ -282,6 +281,6 @@ def _num_training(dataset: str) -> int:
     """Return the number of training images, which are counted unless the dataset is known."""
     if dataset in NUM_IMAGES:
         return NUM_IMAGES[dataset][0]
-    from tempbalance.lab.data import load_data
+    from tempbalance.lab.images.data import load_data
 
     return len(load_data(dataset).train_labels)

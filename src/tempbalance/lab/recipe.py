@@ -1,185 +1,317 @@
-"""One run's complete configuration."""
+"""A run's complete configuration: what recipes of every kind have in common, and the kinds by name."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from tempbalance.lab.balancing import BALANCING_RULES, UNUSED_ALONE, BalancingTask
-from tempbalance.lab.methods import find_method
-from tempbalance.lab.names import ACCURACY, pretty
-from tempbalance.lab.options import CHOICES, DATASETS, NUM_IMAGES, RULES, check_dataset
-from tempbalance.report.text import shown
+from tempbalance.lab.methods import find_method, unknown
+from tempbalance.lab.names import Measure
+from tempbalance.lab.options import ASSIGNMENTS, RULES, SCORES, TAILS, Rule, check_options, read_options
 
 SEEDS = (43, 37, 13, 51, 71)  # the paper's
 
-# Initial rates at batch 128: the paper's best for each optimizer, for VGG half of SGD's.
-_RATES = {
-    "sgd": 0.1,
-    "sgdp": 0.1,
-    "lookahead": 0.1,
-    "lars": 28.0,
-    "lamb": 1e-2,
-    "adam": 1e-3,
-    "adamw": 1e-3,
-    "adamp": 1e-3,
+# The recipe of each kind. Its package also has the module ``training``; neither is loaded before it is needed.
+_KINDS = {
+    "images": "images.recipe.ImageRecipe",
+    "language": "language.recipe.LanguageRecipe",
+    "matrices": "matrices.recipe.MatricesRecipe",
+    "operator": "operators.recipe.OperatorRecipe",
+    "detection": "detection.recipe.DetectionRecipe",
 }
+
+T = TypeVar("T", bound="BaseRecipe")
+
+_HINTS: dict[type, dict[str, Any]] = {}  # of kinds, once asked for: to work them out takes milliseconds
 
 
 @dataclass(frozen=True)
-class Recipe(BalancingTask):
-    """What to train on what, how, and from which seed. Defaults are the paper's (appendix "Hyperparameter settings").
+class BaseRecipe:
+    """Base of all recipes: a frozen dataclass of options, among them ``dataset``, ``model``, ``method``, ``seed``.
 
     Attributes:
-        dataset: A known name, an .npz file or a folder.
-        model: A known network.
-        width: Factor on the network's channels.
-        method: A known method, or ``tb+`` one.
-        seed: All randomness follows from it and the epoch.
-        epochs: How long.
-        stop_after: Train only the first so many of these epochs, at the rates of all; ``None`` for all.
-        lr: Initial rate; ``None`` for the method's own.
-        batch_size: Images a step.
-        momentum: Of SGD and its relatives.
-        weight_decay: Of every optimizer.
-        scale_range: Smallest and largest scale of a balanced method.
-        tail, tail_fraction, score, assignment, interval, start, score_first, score_last, min_eigenvalues: As for
-            `tempbalance.TempBalance`; ``interval`` and ``start`` in epochs, as is ``blend``.
-        interval_steps: Balance every so many optimizer steps instead; ``None`` for every ``interval`` epochs.
-        snr: Strength of spectral norm regularisation, where the method has it.
-        restart_epochs, restart_factor: Of SGDR; ``None`` for half the epochs, rounded up, the paper's (100, 1) of 200.
-        lookahead_steps, lookahead_alpha: Of Lookahead.
-        limit: Use only so many images of the training and of the test set; ``None`` for all.
-        test_limit: Use only so many images of the test set; ``None`` for ``limit``.
-        log_gradients: Whether a layer's line has its gradient norm.
-        log_eigenvalues: Whether a layer's line has its spectrum.
-        log_steps: Note each layer's gradient norm every so many steps too, and its spectrum with ``log_eigenvalues``;
-            ``None`` for not.
+        kind: Which kind of run it is; `find_kind` knows them all.
+        measure: What runs are judged by.
+        rules: What each option must be beside its type, as words and a function.
+        choices: Options with known values.
+        result_names: The numbers that a complete run's result has.
+        best_by: The metric that chooses the best epoch; empty for the measure itself.
+        is_float32: Whether runs train in 32-true alone.
+        is_distributable: Whether several devices can train one run.
     """
 
-    kind = "images"
-    measure = ACCURACY
-    rules: ClassVar = {**RULES, **BALANCING_RULES}
-    choices = CHOICES
-    result_names = ("test_accuracy", "best_accuracy", "best_epoch", "seconds")
-
-    dataset: str = "digits"
-    model: str = "resnet18"
-    width: float = 1.0
-    method: str = "tb"
-    seed: int = SEEDS[0]
-    epochs: int = 200
-    stop_after: int | None = None
-    lr: float | None = None
-    batch_size: int = 128
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    scale_range: tuple[float, float] = (0.5, 1.5)
-    tail: str = "median"
-    tail_fraction: float = 0.5
-    score: str = "alpha"
-    assignment: str = "linear"
-    interval: int = 1
-    interval_steps: int | None = None
-    start: int = 0
-    score_first: bool = False
-    score_last: bool = False
-    min_eigenvalues: int = 50
-    snr: float = 0.01
-    restart_epochs: int | None = None
-    restart_factor: int = 1
-    lookahead_steps: int = 10
-    lookahead_alpha: float = 0.8
-    limit: int | None = None
-    test_limit: int | None = None
-    log_gradients: bool = False
-    log_eigenvalues: bool = False
-    log_steps: int | None = None
+    kind: ClassVar[str]
+    measure: ClassVar[Measure]
+    rules: ClassVar[Mapping[str, Rule]]
+    choices: ClassVar[Mapping[str, Sequence[str]]]
+    result_names: ClassVar[tuple[str, ...]]
+    best_by: ClassVar[str] = ""
+    is_float32: ClassVar[bool] = False
+    is_distributable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stop_after is not None and self.stop_after >= self.epochs:
-            object.__setattr__(self, "stop_after", None)  # which trains the same
-        method = find_method(self.method)
-        if self.lr is None:
-            rate = _RATES[method.optimizer]
-            halved = self.model.startswith("vgg") and method.optimizer in ("sgd", "sgdp", "lookahead")
-            object.__setattr__(self, "lr", rate / 2 if halved else rate)
-        if self.restart_epochs is None:
-            object.__setattr__(self, "restart_epochs", math.ceil(self.epochs / 2))
-
-    @property
-    def name(self) -> str:
-        """Short, for folders and tables."""
-        dataset = Path(self.dataset).stem[:60]
-        return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}"
+        for name, value in self.checked(vars(self)).items():
+            object.__setattr__(self, name, value)
 
     @property
     def num_epochs(self) -> int:
-        """How many epochs are trained."""
-        return self.epochs if self.stop_after is None else self.stop_after
+        """How many epochs are trained; an epoch is what a line of ``metrics.jsonl`` is of."""
+        raise NotImplementedError
 
     @property
     def unused(self) -> set[str]:
-        """Options of other methods."""
-        method = find_method(self.method)
-        used = {
-            ("snr",): method.regularized,
-            ("restart_epochs", "restart_factor"): method.restarts,
-            ("lookahead_steps", "lookahead_alpha"): method.optimizer == "lookahead",
-            tuple(UNUSED_ALONE): method.balanced,
-        }
-        return {name for names, is_used in used.items() if not is_used for name in names}
+        """Options that do not matter, given the others."""
+        return set()
 
     @property
     def pace(self) -> tuple[Any, ...]:
         """What an epoch's time depends on."""
-        return self.dataset, self.limit, self.model, self.width, self.batch_size, self.tail
+        raise NotImplementedError
 
     @property
     def data_text(self) -> str:
-        """The data with the number of images."""
-        if self.dataset not in NUM_IMAGES:
-            limited = f", at most {self.limit:,} images" if self.limit else ""
-            return f"{shown(Path(self.dataset).name)}{limited}"
-        train, test = NUM_IMAGES[self.dataset]
-        train, test = min(train, self.limit or train), min(test, self.test_limit or self.limit or test)
-        return f"{pretty(self.dataset)}, {train:,} + {test:,} images"
+        """The data in words."""
+        raise NotImplementedError
 
     @property
     def size_text(self) -> str:
-        """Width and epochs."""
-        part = f"{self.num_epochs} of " if self.num_epochs < self.epochs else ""
-        return f"width {self.width:g}; {part}{self.epochs} epochs"
+        """The network's size and the duration in words, with a semicolon between them."""
+        raise NotImplementedError
 
     def check_data(self) -> None:
-        """Refuse a dataset that is neither known nor the path of anything.
+        """Refuse data that are neither known nor there, before anything is started.
 
         Raises:
-            ValueError: It names the closest known ones.
+            ValueError: It says what is missing.
         """
-        check_dataset(self.dataset)
-
-    def own_digest(self) -> str | None:
-        """The checksum of somebody's own images that are there."""
-        return _digest(self.dataset, self.limit, self.test_limit) if self.is_own_data else None
+        raise NotImplementedError
 
     @property
-    def is_own_data(self) -> bool:
-        """Whether the data is somebody's own, which can change, and is there."""
-        return self.dataset not in DATASETS and Path(self.dataset).expanduser().exists()
+    def has_own_data(self) -> bool:
+        """Whether the data are somebody's own, which can change, and are there."""
+        return False
+
+    def own_digest(self) -> str | None:
+        """The checksum of data that are somebody's own and so can change; ``None`` for known ones."""
+        return None
+
+    @property
+    def name(self) -> str:
+        """Short, for folders and tables."""
+        named = vars(self)
+        dataset = Path(named["dataset"]).stem[:60]
+        return "-".join([dataset, *(Path(str(named[each])).stem for each in ("model", "method", "seed"))])
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What tells a run from others: the options that matter and are not at their defaults."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        unused = self.unused
+        return {name: value for name, value in vars(self).items() if value != defaults[name] and name not in unused}
+
+    @property
+    def id(self) -> str:
+        """The name with a checksum of the key: the same for recipes that train the same."""
+        return f"{self.name}-{hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:8]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All options as plain values."""
+        values = {name: getattr(self, name) for name in self.hints()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def checked(cls, options: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+        """Options with each value in its type.
+
+        Raises:
+            ValueError: If an option is not known or its value not allowed; it names the option, the rule and the value.
+        """
+        return check_options(options, cls.hints(), rules=cls.rules, choices=cls.choices, where=where)
+
+    @classmethod
+    def hints(cls) -> dict[str, Any]:
+        """The type of each option, the kind's own ones first, as it declares them, then those of its bases."""
+        if cls not in _HINTS:
+            found = get_type_hints(cls)
+            names = {field.name for field in dataclasses.fields(cls)}
+            declared = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ())]
+            _HINTS[cls] = {name: found[name] for name in declared if name in names}
+        return _HINTS[cls]
+
+    @classmethod
+    def from_dict(cls: type[T], options: Mapping[str, Any]) -> T:
+        """A recipe from options by name.
+
+        Raises:
+            ValueError: As of `checked`.
+        """
+        return cls(**cls.checked(options))
+
+
+REFERENCES = ("random",)  # a test holds them to those of the library
+BALANCING_RULES: dict[str, Rule] = {
+    "reference": ("random", lambda value: value in REFERENCES),
+    "windows": ("'square' or a whole number of at least 2", lambda value: value == "square" or is_side(value)),
+    "smooth": ("at least 0 and below 1", lambda value: 0 <= value < 1),
+    "blend": ("at least 1", lambda value: value >= 1),
+    "group_by": ("a name pattern", bool),
+    "decay_range": ("two numbers above 0", lambda value: min(value) > 0),
+}
+UNUSED_ALONE = {"scale_range", "assignment", "keep_mean", "shrink", "smooth", "blend", "group_by", "decay_range"}
+
+
+def is_side(text: str) -> bool:
+    """Whether a text is the side of a window."""
+    return text.isdecimal() and int(text) >= 2
+
+
+@dataclass(frozen=True)
+class BalancingRecipe(BaseRecipe):
+    """Base of recipes whose layers can be balanced in ways that the paper does not have.
+
+    Attributes:
+        reference, keep_mean, shrink, smooth, blend, group_by: As in `tempbalance.Comparison`.
+        windows: The same; a number as text.
+        decay_range: Balance the weight decay too: its scales at the smallest and at the largest score.
+    """
+
+    reference: str | None = None
+    windows: str | None = None
+    keep_mean: bool = False
+    shrink: bool = False
+    smooth: float = 0.0
+    blend: int = 1
+    group_by: str | None = None
+    decay_range: tuple[float, float] | None = None
+
+    @classmethod
+    def checked(cls, options: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+        """As of every recipe; windows may be a number."""
+        if type(options.get("windows")) is int:
+            options = {**options, "windows": str(options["windows"])}
+        return super().checked(options, where=where)
 
     def scores_after(self, epoch: int) -> bool:
-        """Whether layers are scored at the end of an epoch; epoch 0 is before training."""
-        late = epoch - self.start
-        return late >= 0 and (self.interval_steps is not None or late % self.interval == 0)
+        """Whether layers are noted after an epoch; epoch 0 is before training."""
+        return True
 
 
-@lru_cache(maxsize=4)
-def _digest(dataset: str, limit: int | None, test_limit: int | None) -> str:
-    from tempbalance.lab.data import load_data
+COUNT: Rule = ("at least 1", lambda value: value >= 1)
+_SHARED = ("seed", "lr", "batch_size", "scale_range", "interval", "tail_fraction", "min_eigenvalues")
 
-    return load_data(dataset, limit=limit, test_limit=test_limit).digest()
+
+@dataclass(frozen=True)
+class IterationsRecipe(BalancingRecipe):
+    """Base of recipes that count in iterations.
+
+    Attributes:
+        method: An optimizer, alone or with ``tb+`` before it, with a cosine.
+        seed: All randomness of the training follows from it.
+        iterations: How long, in steps of the optimizer.
+        lr: Initial learning rate.
+        batch_size: Examples a step.
+        scale_range: Smallest and largest scale of a balanced method.
+        interval: Iterations between balancings; without balancing layers are scored with every evaluation.
+        tail, tail_fraction, score, assignment, score_first, score_last, min_eigenvalues: As for
+            `tempbalance.TempBalance`.
+        evaluate_every: Iterations between evaluations, each of which is an epoch in the run's logs.
+    """
+
+    rules: ClassVar = {
+        **{name: RULES[name] for name in _SHARED},
+        **BALANCING_RULES,
+        **dict.fromkeys(("iterations", "evaluate_every"), COUNT),
+    }
+    choices: ClassVar = {"tail": TAILS, "score": SCORES, "assignment": ASSIGNMENTS}
+
+    method: str = "tb+adam"
+    seed: int = 43
+    iterations: int = 1000
+    lr: float = 1e-3
+    batch_size: int = 16
+    scale_range: tuple[float, float] = (0.5, 1.5)
+    interval: int = 50
+    tail: str = "median"
+    tail_fraction: float = 0.5
+    score: str = "alpha"
+    assignment: str = "linear"
+    score_first: bool = False
+    score_last: bool = False
+    min_eigenvalues: int = 50
+    evaluate_every: int = 100
+
+    @property
+    def num_epochs(self) -> int:
+        """How many evaluations there are."""
+        return math.ceil(self.iterations / self.evaluate_every)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether layers get scales; otherwise they are only scored."""
+        return find_method(self.method).balanced
+
+    @property
+    def unused(self) -> set[str]:
+        """Options of balancing, where there is none."""
+        return set() if self.is_balanced else {"interval", *UNUSED_ALONE}
+
+
+def find_kind(name: str) -> type[BaseRecipe]:
+    """The recipe of a kind.
+
+    Raises:
+        ValueError: If there is no such kind; it names the closest.
+    """
+    if name not in _KINDS:
+        raise ValueError(unknown("kind", name, _KINDS))
+    module, _, attribute = _KINDS[name].rpartition(".")
+    found: type[BaseRecipe] = getattr(import_module(f"tempbalance.lab.{module}"), attribute)
+    return found
+
+
+def training_module(kind: str) -> str:
+    """Return the name of the module that trains a kind."""
+    return f"tempbalance.lab.{_KINDS[kind].partition('.')[0]}.training"
+
+
+def make_recipe(options: Mapping[str, Any]) -> BaseRecipe:
+    """A recipe from its options, of images where ``kind`` does not say otherwise.
+
+    Raises:
+        ValueError: If the kind is not known, or an option is not as it should be.
+    """
+    kind = options.get("kind", "images")
+    return find_kind(str(kind)).from_dict({name: value for name, value in options.items() if name != "kind"})
+
+
+def recipe_dict(recipe: BaseRecipe) -> dict[str, Any]:
+    """A recipe's options as `make_recipe` takes them."""
+    return recipe.to_dict() if recipe.kind == "images" else {"kind": recipe.kind, **recipe.to_dict()}
+
+
+def differences(saved: BaseRecipe, wanted: BaseRecipe) -> list[str]:
+    """The options in which two recipes of a kind differ, in words; those that matter in neither are left out."""
+    ours, theirs, names = wanted.to_dict(), saved.to_dict(), {*saved.key, *wanted.key}
+    return [
+        f"{name}: {theirs[name]!r} in the folder, {value!r} asked for"
+        for name, value in ours.items()
+        if name in names and theirs[name] != value
+    ]
+
+
+def read_recipe(path: Path, kind: type[BaseRecipe]) -> dict[str, Any]:
+    """The options of a kind in a YAML or JSON file, checked; a run's ``recipe.json`` is one.
+
+    Raises:
+        ValueError: If the file does not hold options by name, or one of them is not as it should be; it names the file.
+    """
+    options = read_options(path)
+    options.pop("kind", None)
+    return kind.checked(options, where=f"{path}: ")

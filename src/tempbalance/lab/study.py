@@ -21,12 +21,11 @@ from tempbalance.lab import studies as folder_of_studies
 from tempbalance.lab.claims import Claim, claims_table, judge_claims
 from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.kinds import make_task
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.names import pretty
 from tempbalance.lab.paper.statements import paper_statements
 from tempbalance.lab.points import Point, Preset
-from tempbalance.lab.recipe import SEEDS
+from tempbalance.lab.recipe import SEEDS, make_recipe
 from tempbalance.report.study_page import Report
 from tempbalance.runlog import RunFolder, RunFolderError
 
@@ -210,7 +209,7 @@ def known_jobs(folder: Path) -> list[Job]:
     for path in sorted(folder.glob("*/recipe.json")):
         try:
             content = RunFolder(path.parent).recipe or {}
-            job = Job(make_task(content.get("recipe") or {"": ""}), path.parent)
+            job = Job(make_recipe(content.get("recipe") or {"": ""}), path.parent)
         except (RunFolderError, ValueError, TypeError, AttributeError):  # of another kind or version
             continue
         if not job.damage:

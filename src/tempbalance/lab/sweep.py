@@ -3,16 +3,132 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
+from rich.console import Console
+
 from tempbalance.lab.jobs import CLAIM, FAILURE, Ended, Executor, Job
-from tempbalance.lab.kinds import ask
-from tempbalance.runlog import take_lock, write_whole
+from tempbalance.lab.methods import unknown
+from tempbalance.lab.progress import SweepView
+from tempbalance.lab.runs import OtherRunError, check_run, finished
+from tempbalance.runlog import RunFolderError, take_lock, write_whole
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+
+
+_PACKAGES = ("lightning", "PIL", "pooch", "pytorch_optimizer", "yaml", "sklearn", "scipy", "tensorboard")
+DEVICES = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
+PRECISIONS = (
+    "32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true", "transformer-engine",
+    "transformer-engine-float16", "32", "16", "bf16", "64",
+)  # fmt: skip
+_MOST_TOLD = 5  # causes quoted in a message
+
+
+class SweepError(Exception):
+    """Runs that failed, and what they said."""
+
+
+def check_settings(device: str, precision: str) -> None:
+    """Refuse, before any run does, what Lightning does not know and packages that are not there.
+
+    Raises:
+        ModuleNotFoundError: If a package of the lab is not installed.
+        ValueError: If the device or the precision is unknown.
+    """
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise ModuleNotFoundError(f"not installed: {', '.join(missing)}")
+    for name, value, known in (("device", device, DEVICES), ("precision", precision, PRECISIONS)):
+        if value not in known:
+            raise ValueError(unknown(name, value, known))
+
+
+def check_all(jobs: Sequence[Job], *, precision: str) -> None:
+    """Refuse, before anything is started or written, what would fail or would be compared wrongly.
+
+    Args:
+        jobs: What is to be trained.
+        precision: Of Lightning.
+
+    Raises:
+        ModuleNotFoundError: If a package of the lab is not installed.
+        ValueError: If the precision is unknown, or a dataset is not there or not as it should be.
+        OtherRunError: If a folder holds a run of another recipe.
+        RunFolderError: If a file of a run is damaged.
+    """
+    check_settings("auto", precision)
+    check_data(jobs)
+    for job in jobs:
+        _check(job, precision)
+
+
+def check_data(jobs: Sequence[Job]) -> None:
+    """Refuse data that are not there, before anything is started.
+
+    Raises:
+        ValueError: It says what is missing.
+    """
+    for job in {(job.recipe.kind, job.recipe.data_text): job for job in jobs}.values():
+        job.recipe.check_data()
+
+
+def unfit(jobs: Sequence[Job], *, precision: str) -> dict[Job, str]:
+    """The jobs whose folder holds something else or is damaged, with what is wrong: the others can be trained."""
+    found = {}
+    for job in jobs:
+        try:
+            if damage := job.damage:
+                raise RunFolderError(damage)
+            _check(job, precision)
+        except (OtherRunError, RunFolderError) as err:
+            found[job] = str(err)
+    return found
+
+
+def _check(job: Job, precision: str) -> None:
+    check_run(job.run, job.recipe, precision=precision, digest=job.recipe.own_digest())
+    finished(job.run, job.recipe)
+
+
+def train_all(
+    jobs: Sequence[Job], executor: Executor, console: Console, *, retries: int = 5, stop_at_failure: bool = False
+) -> dict[Job, str]:
+    """Train jobs and show how it goes.
+
+    Returns:
+        The jobs that failed, with what they said.
+    """
+    view = SweepView(jobs, console, num_slots=executor.num_slots)
+    return sweep(jobs, executor, view, retries=retries, stop_at_failure=stop_at_failure)
+
+
+def raise_failures(failures: Mapping[Job, str]) -> None:
+    """End a command whose runs have failed.
+
+    Raises:
+        SweepError: If there are any.
+    """
+    if failures:
+        raise SweepError(_failures_text(failures))
+
+
+def _failures_text(failures: Mapping[Job, str]) -> str:
+    """Each cause with one of the runs that failed of it."""
+    causes = Counter(failures.values())
+    told = []
+    for said, number in causes.most_common(_MOST_TOLD):
+        folder = next(job.folder for job, each in failures.items() if each == said)
+        more = f" and {number - 1} more like it" if number > 1 else ""
+        told.append(f"the run in {folder}{more} failed: {said}")
+    if len(causes) > _MOST_TOLD:
+        told.append(f"and {len(causes) - _MOST_TOLD} other causes")
+    return "; ".join(told) + " (a traceback is in failure.txt, all a run said in output.txt)"
+
 
 _PAUSE = 0.1  # seconds between two looks
 _PATIENCE = 0.2  # seconds for who only looks whether a run is claimed
@@ -101,7 +217,7 @@ class _Sweep:
             self._finish(job, job.failure if failed_elsewhere else None)
             return
         (job.folder / FAILURE).unlink(missing_ok=True)  # so that one that others find is of this try
-        ask(job.folder, job.recipe)
+        job.ask()
         self.waiting.remove(job)
         self.claims[job] = lock
         self.executor.start(job)

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tempbalance.lab.detection import data
+from tempbalance.lab.detection.data import NUM_IMAGES as NUM_SHAPES
 from tempbalance.lab.detection.data import VOC2007, WEIGHTS, Weights, find_weights, ready_data, unpack
 from tempbalance.lab.detection.recipe import NUM_IMAGES, PRETRAINED
-from tempbalance.lab.detection.shapes import NUM_IMAGES as NUM_SHAPES
 from tempbalance.lab.download import DownloadError
 from tests.cases import raises
 from tests.lab.detection.layout import annotation_xml, make_voc, object_xml

@@ -2,7 +2,7 @@ import pytest
 
 from tempbalance.lab.detection import recipe
 from tempbalance.lab.detection.recipe import DetectionRecipe
-from tempbalance.lab.kinds import make_task, task_options
+from tempbalance.lab.recipe import make_recipe, recipe_dict
 from tests.cases import raises
 from tests.lab.detection.layout import make_voc
 
@@ -23,7 +23,7 @@ def test_defaults_are_the_papers():
 
 def test_a_recipe_is_read_back_as_it_was_written():
     one = DetectionRecipe(method="adamw", seed=13, limit=7)
-    assert make_task(task_options(one)) == one
+    assert make_recipe(recipe_dict(one)) == one
 
 
 @pytest.mark.parametrize(

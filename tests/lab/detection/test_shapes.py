@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tempbalance.lab.detection.shapes import CLASSES, SIDE, draw_shapes
+from tempbalance.lab.detection.data import CLASSES, SIDE, draw_shapes
 from tempbalance.lab.detection.voc import read_voc
 
 

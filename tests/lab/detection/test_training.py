@@ -11,8 +11,7 @@ import tempbalance
 from tempbalance.lab.detection import recipe as recipe_module
 from tempbalance.lab.detection import training
 from tempbalance.lab.detection.recipe import DetectionRecipe
-from tempbalance.lab.errors import InterruptedRunError, TrainingError
-from tempbalance.lab.resume import OtherRunError
+from tempbalance.lab.runs import InterruptedRunError, OtherRunError, TrainingError
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, mlp, raises
 from tests.lab.cut import resumed_after
@@ -39,7 +38,9 @@ class Runs:
         settings = {name: options.pop(name) for name in ("device", "precision") if name in options}
         console = Console(file=self.said, width=200)
         recipe = DetectionRecipe(**{**defaults, **options})
-        return training.run(recipe, self.folder, console=console, cache=self.cache, **{"device": "cpu", **settings})
+        return training.train_on_ultralytics(
+            recipe, self.folder, console=console, cache=self.cache, **{"device": "cpu", **settings}
+        )
 
     @property
     def run(self):
@@ -80,7 +81,7 @@ def test_a_run_notes_each_epoch_and_its_result_is_that_of_the_last(runs):
     noted = runs.run.recipe
     assert noted["recipe"]["kind"] == "detection"
     assert noted["versions"]["ultralytics"] == "0.0"
-    assert "epoch 2 of 3: test mAP 60.00 %" in runs.said.getvalue()
+    assert "epoch 2 of 3: train loss 4.0000, test mAP 60.00 %" in runs.said.getvalue()
 
 
 def scales_of(net):
@@ -158,7 +159,7 @@ def test_a_run_that_was_killed_before_its_result_was_written_only_writes_it(runs
 
 def test_seconds_are_those_of_all_parts(runs, monkeypatch):
     clock = iter(range(0, 10_000, 10))
-    monkeypatch.setattr("tempbalance.lab.detection.record.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("tempbalance.lab.detection.training.time.monotonic", lambda: float(next(clock)))
     runs.stop("on_fit_epoch_end", 0, kill)
     with pytest.raises(Killed):
         runs()

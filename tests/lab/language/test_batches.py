@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tempbalance.lab.language.batches import TrainingBatches, evaluation_batches
+from tempbalance.lab.language.training import TrainingBatches, evaluation_batches
 from tests.cases import raises
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tempbalance.lab.kinds import make_task, task_options
 from tempbalance.lab.language.recipe import LanguageRecipe
+from tempbalance.lab.recipe import make_recipe, recipe_dict
 from tests.cases import raises
 
 
@@ -18,8 +18,8 @@ def test_defaults_are_the_papers() -> None:
 
 def test_a_recipe_survives_its_options() -> None:
     recipe = LanguageRecipe(dataset="pydoc", tokens="characters", scale_range=(1.0, 2.0), causal=False)
-    assert make_task(task_options(recipe)) == recipe
-    assert task_options(recipe)["kind"] == "language"
+    assert make_recipe(recipe_dict(recipe)) == recipe
+    assert recipe_dict(recipe)["kind"] == "language"
 
 
 def test_the_last_epoch_may_be_shorter() -> None:

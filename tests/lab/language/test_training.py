@@ -8,13 +8,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from tempbalance.lab.errors import TrainingError
+from tempbalance.lab.language.data import load_text
 from tempbalance.lab.language.recipe import LanguageRecipe
-from tempbalance.lab.language.text import load_text
-from tempbalance.lab.language.training import LanguageTraining, run
-from tempbalance.lab.loop import find_device
+from tempbalance.lab.language.training import LanguageTraining
+from tempbalance.lab.runs import TrainingError, load_weights
+from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder
 from tests.cases import raises
+from tests.lab.cut import cpu, train_one_epoch
 
 TINY: dict[str, Any] = {
     "layers": 1, "width": 16, "head": 8, "inner": 24, "sequence": 8, "batch_size": 4, "iterations": 10, "interval": 2,
@@ -31,7 +32,7 @@ def text(tmp_path: Path) -> str:
 
 def training(text: str, **options: Any) -> LanguageTraining:
     task = LanguageRecipe(**{**TINY, "dataset": text, **options})
-    return LanguageTraining(task, load_text(text, tokens=task.tokens))
+    return LanguageTraining(task, load_text(text, tokens=task.tokens), cpu())
 
 
 def weights(found: LanguageTraining) -> list[torch.Tensor]:
@@ -68,7 +69,7 @@ def test_rates_are_the_cosine_times_each_layers_scale(text: str) -> None:
 
 def test_without_balancing_all_train_at_the_cosine_and_layers_are_scored_with_each_epoch(text: str) -> None:
     found = training(text, method="adam")
-    _, lines = found.epoch(1)
+    lines = found.epoch(1).layers
     assert {line["scale"] for line in lines} == {1.0}
     assert all(line["rate"] == pytest.approx(0.01 * (1 + math.cos(math.pi * 4 / 10)) / 2) for line in lines)
     assert len(found.timings["balancing"]) == 1
@@ -76,7 +77,7 @@ def test_without_balancing_all_train_at_the_cosine_and_layers_are_scored_with_ea
 
 def test_perplexity_is_that_of_the_tokens_one_by_one(text: str) -> None:
     found = training(text)
-    metrics, _ = found.epoch(1)
+    metrics = found.epoch(1).metrics
     tokens, losses = found.parts["test"], []
     for place in range(1, len(tokens)):
         begin = (place - 1) // 8 * 8
@@ -101,7 +102,7 @@ def test_seeds_give_other_weights_and_the_same_seed_the_same(text: str) -> None:
 def test_a_run_writes_what_reports_read_and_says_when_it_is_complete(text: str, tmp_path: Path) -> None:
     task = LanguageRecipe(**{**TINY, "dataset": text})
     console = Console(file=io.StringIO())
-    result = run(task, tmp_path / "run", console=console, device="cpu")
+    result = train(task, tmp_path / "run", console=console, device="cpu")
     folder = RunFolder(tmp_path / "run")
     assert [line["epoch"] for line in folder.metrics] == [1, 2, 3]
     assert result["test_perplexity"] == folder.metrics[-1]["test_perplexity"]
@@ -111,7 +112,7 @@ def test_a_run_writes_what_reports_read_and_says_when_it_is_complete(text: str, 
     assert {line["epoch"] for line in folder.layers} == {0, 1, 2, 3}
     assert set(folder.layers[0]) == {"epoch", "layer", "alpha", "score", "scale", "rate"}
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
-    assert run(task, tmp_path / "run", console=console, device="cpu") == result
+    assert train(task, tmp_path / "run", console=console, device="cpu") == result
     assert str(tmp_path / "run") in console.file.getvalue().replace("\n", "")  # type: ignore[attr-defined]
 
 
@@ -128,13 +129,28 @@ def test_a_perplexity_beyond_all_numbers_ends_the_run(text: str, monkeypatch: py
         found.epoch(1)
 
 
-@pytest.mark.parametrize("settings", [{"device": "tpu"}, {"precision": "bf16-mixed"}])
-def test_a_setting_of_no_use_is_refused(text: str, tmp_path: Path, settings: dict[str, str]) -> None:
+def test_a_device_that_is_not_there_is_refused(text: str, tmp_path: Path) -> None:
     task = LanguageRecipe(**{**TINY, "dataset": text})
-    with raises(ValueError, *settings, *map(repr, settings.values())):
-        run(task, tmp_path / "run", console=Console(quiet=True), **settings)  # type: ignore[arg-type]
+    with raises(ValueError, "device", "'tpu'"):
+        train(task, tmp_path / "run", device="tpu")
+    with raises(ValueError, "devices", 1, 2):
+        train(task, tmp_path / "run", device="cpu", devices=2)
+    assert not (tmp_path / "run").exists()
 
 
-def test_the_cpu_is_always_there() -> None:
-    assert find_device("cpu").type == "cpu"
-    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+def test_a_run_in_mixed_precision_goes_on_in_it_to_the_bit(text: str, tmp_path: Path) -> None:
+    task = LanguageRecipe(**{**TINY, "dataset": text})
+    train(task, tmp_path / "whole", device="cpu", precision="bf16-mixed")
+    train_one_epoch(tmp_path / "cut", task, precision="bf16-mixed")
+    train(task, tmp_path / "cut", device="cpu", precision="bf16")
+    cut, whole = RunFolder(tmp_path / "cut"), RunFolder(tmp_path / "whole")
+    assert (cut.metrics, cut.layers) == (whole.metrics, whole.layers)
+    train(task, tmp_path / "full", device="cpu")
+    assert RunFolder(tmp_path / "full").metrics != whole.metrics
+
+
+def test_the_best_epoch_is_chosen_on_the_validation_part(text: str, tmp_path: Path) -> None:
+    result = train(LanguageRecipe(**{**TINY, "dataset": text}), tmp_path, device="cpu")
+    best = min(RunFolder(tmp_path).metrics, key=lambda line: line["valid_perplexity"])
+    assert (result["best_epoch"], result["best_perplexity"]) == (best["epoch"], best["test_perplexity"])
+    assert load_weights(tmp_path, best=True).keys() == load_weights(tmp_path).keys()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tempbalance.lab.matrices.penalty import covariance_eigenvalues, decay_penalty
+from tempbalance.lab.matrices.training import covariance_eigenvalues, decay_penalty
 
 
 def literal(eigenvalues: list[float], tau: int) -> float:

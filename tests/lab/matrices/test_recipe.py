@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tempbalance.lab.kinds import make_task, task_options
 from tempbalance.lab.matrices.recipe import MatricesRecipe
 from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.recipe import make_recipe, recipe_dict
 from tests.cases import raises
 
 
@@ -24,7 +24,7 @@ def test_the_last_epoch_is_always_measured():
 
 def test_a_recipe_comes_back_from_its_options():
     task = MatricesRecipe(dataset="digits", method="plain", hidden=64, seed=7)
-    assert make_task(task_options(task)) == task
+    assert make_recipe(recipe_dict(task)) == task
 
 
 def test_options_of_the_penalty_do_not_tell_plain_runs_apart():

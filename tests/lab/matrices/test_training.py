@@ -11,14 +11,14 @@ from torch.func import functional_call, hessian
 from torch.nn.functional import cross_entropy
 
 from tempbalance.curvature import decay_exponent
-from tempbalance.lab.data import load_data
-from tempbalance.lab.errors import TrainingError
-from tempbalance.lab.matrices.penalty import covariance_eigenvalues, decay_penalty
+from tempbalance.lab.images.data import load_data
 from tempbalance.lab.matrices.recipe import MatricesRecipe
-from tempbalance.lab.matrices.training import MatricesTraining, run
+from tempbalance.lab.matrices.training import MatricesTraining, covariance_eigenvalues, decay_penalty
+from tempbalance.lab.runs import TrainingError
+from tempbalance.lab.train import train as train_recipe
 from tempbalance.runlog import RunFolder
 from tests.cases import raises
-from tests.lab.cut import train_one_epoch
+from tests.lab.cut import cpu, train_one_epoch
 
 TASK = MatricesRecipe(
     dataset="digits", hidden=12, epochs=3, measure_every=2, batch_size=40, num_samples=60, num_eigenvalues=4, tau=3,
@@ -29,7 +29,7 @@ NAMES = ["output_covariance", "hidden_covariance", "hessian", "fisher", "ntk"]
 
 
 def train(folder, task=TASK):
-    return run(task, folder, console=Console(quiet=True), device="cpu", threads=1)
+    return train_recipe(task, folder, console=Console(quiet=True), device="cpu", threads=1)
 
 
 def test_a_run_measures_after_its_epochs_and_says_what_it_found(tmp_path):
@@ -50,8 +50,8 @@ def test_a_run_measures_after_its_epochs_and_says_what_it_found(tmp_path):
 
 
 def test_the_hessian_is_that_of_the_training_loss_without_the_penalty():
-    training = MatricesTraining(TASK, DATA)
-    metrics, _ = training.epoch(1)
+    training = MatricesTraining(TASK, DATA, cpu())
+    metrics = training.epoch(1).metrics
     chosen = torch.linspace(0, 119, 60).long()
     network, images, labels = training.network.double(), training.images[chosen].double(), training.labels[chosen]
     shapes = {name: each.shape for name, each in network.named_parameters()}
@@ -68,7 +68,7 @@ def test_the_hessian_is_that_of_the_training_loss_without_the_penalty():
 
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path):
     train(tmp_path / "whole")
-    train_one_epoch(tmp_path / "cut", MatricesTraining(TASK, DATA), digest=DATA.digest())
+    train_one_epoch(tmp_path / "cut", TASK)
     train(tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").metrics == RunFolder(tmp_path / "whole").metrics
 
@@ -77,8 +77,8 @@ def test_the_penalty_brings_the_hidden_spectrum_nearer_to_one_over_n():
     found = {}
     for method in ("plain", "regularized"):
         task = dataclasses.replace(TASK, method=method, hidden=40, lr=0.01, epochs=99, measure_every=99)
-        training = MatricesTraining(task, DATA)
-        metrics = [training.epoch(epoch)[0] for epoch in range(2, 23)][-1]
+        training = MatricesTraining(task, DATA, cpu())
+        metrics = [training.epoch(epoch).metrics for epoch in range(2, 23)][-1]
         assert ("penalty" in metrics) == (method == "regularized")
         eigenvalues = covariance_eigenvalues(training.network[:2](training.images).detach())
         found[method] = float(decay_penalty(eigenvalues, tau=3))
@@ -87,14 +87,14 @@ def test_the_penalty_brings_the_hidden_spectrum_nearer_to_one_over_n():
 
 def test_seeds_differ_and_repeat():
     first, again, other = (
-        MatricesTraining(dataclasses.replace(TASK, seed=seed), DATA).epoch(1)[0] for seed in (5, 5, 6)
+        MatricesTraining(dataclasses.replace(TASK, seed=seed), DATA, cpu()).epoch(1).metrics for seed in (5, 5, 6)
     )
     assert first == again
     assert first["train_loss"] != other["train_loss"]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run():
-    training = MatricesTraining(TASK, DATA)
+    training = MatricesTraining(TASK, DATA, cpu())
     with torch.no_grad():
         training.network[2].bias.fill_(float("inf"))
     with raises(TrainingError, "epoch 1", 0.001):
@@ -103,15 +103,15 @@ def test_a_loss_that_is_not_finite_ends_the_run():
 
 def test_other_precisions_are_refused(tmp_path):
     with raises(ValueError, "precision", "32-true", "'bf16-mixed'"):
-        run(TASK, tmp_path, console=Console(quiet=True), device="cpu", precision="bf16-mixed")
+        train_recipe(TASK, tmp_path, console=Console(quiet=True), device="cpu", precision="bf16-mixed")
 
 
 def test_a_last_batch_with_fewer_images_than_tau_joins_the_one_before():
     data = load_data("digits", limit=121, test_limit=60)
-    training = MatricesTraining(TASK, data)
+    training = MatricesTraining(TASK, data, cpu())
     sizes = []
-    training._train_on = lambda batch, epoch: sizes.append(len(batch)) or (0.0, 0.0)
+    training._train_on = lambda batch: sizes.append(len(batch)) or (0.0, 0.0)
     training.epoch(1)
     assert sizes == [40, 40, 41]
     with raises(ValueError, "tau", 3):
-        MatricesTraining(TASK, load_data("digits", limit=3, test_limit=3))
+        MatricesTraining(TASK, load_data("digits", limit=3, test_limit=3), cpu())

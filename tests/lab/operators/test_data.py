@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tempbalance.lab.operator.data import (
+from tempbalance.lab.operators.data import (
     EQUATIONS,
     GRIDS,
     NUM_WAVES,

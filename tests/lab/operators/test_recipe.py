@@ -2,15 +2,15 @@
 
 import pytest
 
-from tempbalance.lab.kinds import make_task, task_options
-from tempbalance.lab.operator.recipe import OperatorRecipe
+from tempbalance.lab.operators.recipe import OperatorRecipe
+from tempbalance.lab.recipe import make_recipe, recipe_dict
 from tests.cases import raises
 
 
 def test_a_recipe_survives_its_options():
     recipe = OperatorRecipe(dataset="advection", limit=16, scale_range=(1.0, 2.0))
-    assert make_task(task_options(recipe)) == recipe
-    assert task_options(recipe)["kind"] == "operator"
+    assert make_recipe(recipe_dict(recipe)) == recipe
+    assert recipe_dict(recipe)["kind"] == "operator"
 
 
 def test_the_last_epoch_may_be_shorter():

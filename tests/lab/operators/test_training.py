@@ -9,13 +9,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from tempbalance.lab.errors import TrainingError
-from tempbalance.lab.operator.data import make_data
-from tempbalance.lab.operator.recipe import OperatorRecipe
-from tempbalance.lab.operator.training import OperatorTraining, relative_errors, run
+from tempbalance.lab.operators.data import make_data
+from tempbalance.lab.operators.recipe import OperatorRecipe
+from tempbalance.lab.operators.training import OperatorTraining, relative_errors
+from tempbalance.lab.runs import TrainingError
+from tempbalance.lab.train import train as train_recipe
 from tempbalance.runlog import RunFolder
 from tests.cases import raises
-from tests.lab.cut import train_one_epoch
+from tests.lab.cut import cpu, train_one_epoch
 
 TASK = OperatorRecipe(
     dataset="advection", limit=10, test_limit=6, grid=16, width=8, modes=4, blocks=2, iterations=10, evaluate_every=4,
@@ -25,16 +26,16 @@ DATA = make_data("advection", limit=10, test_limit=6, grid=16, seed=0)
 
 
 def training(**options):
-    return OperatorTraining(dataclasses.replace(TASK, **options), DATA)
+    return OperatorTraining(dataclasses.replace(TASK, **options), DATA, cpu())
 
 
 def train(folder, task=TASK):
-    return run(task, folder, console=Console(quiet=True), device="cpu", threads=1)
+    return train_recipe(task, folder, console=Console(quiet=True), device="cpu", threads=1)
 
 
 def test_the_error_is_the_mean_over_functions_of_the_errors_norm_over_the_functions():
     found = training()
-    metrics, _ = found.epoch(1)
+    metrics = found.epoch(1).metrics
     errors = []
     for inputs, targets in zip(DATA.test_inputs, DATA.test_targets, strict=True):
         with torch.no_grad():
@@ -61,7 +62,7 @@ def test_nothing_told_is_an_error_of_one():
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, options):
     task = dataclasses.replace(TASK, **options)
     train(tmp_path / "whole", task)
-    train_one_epoch(tmp_path / "cut", OperatorTraining(task, DATA), digest=DATA.digest())
+    train_one_epoch(tmp_path / "cut", task)
     torch.rand(7)  # what others draw moves nothing
     train(tmp_path / "cut", task)
     cut, whole = RunFolder(tmp_path / "cut"), RunFolder(tmp_path / "whole")
@@ -98,7 +99,7 @@ def test_the_mean_scale_is_kept_where_that_is_asked_for():
 
 def test_without_balancing_all_train_at_the_cosine_and_layers_are_scored_with_each_epoch():
     found = training(method="adam")
-    _, lines = found.epoch(1)
+    lines = found.epoch(1).layers
     assert {line["scale"] for line in lines} == {1.0}
     assert all(line["rate"] == pytest.approx(TASK.lr * (1 + math.cos(math.pi * 4 / 10)) / 2) for line in lines)
     assert len(found.timings["balancing"]) == 1
@@ -107,14 +108,14 @@ def test_without_balancing_all_train_at_the_cosine_and_layers_are_scored_with_ea
 def test_training_learns_to_shift():
     options = {"limit": 32, "test_limit": 20, "grid": 32}
     task = dataclasses.replace(TASK, **options, modes=14, width=16, iterations=50, evaluate_every=50, lr=0.01)
-    found = OperatorTraining(task, make_data("advection", **options, seed=0))
-    metrics, _ = found.epoch(1)
+    found = OperatorTraining(task, make_data("advection", **options, seed=0), cpu())
+    metrics = found.epoch(1).metrics
     assert metrics["test_nrmse"] < 15
-    assert OperatorTraining(task, make_data("advection", **options, seed=0)).evaluate()["test_nrmse"] > 50
+    assert OperatorTraining(task, make_data("advection", **options, seed=0), cpu()).evaluate()["test_nrmse"] > 50
 
 
 def test_seeds_give_other_weights_and_batches_of_the_same_data():
-    first, again, other = (training(seed=seed).epoch(1)[0] for seed in (5, 5, 6))
+    first, again, other = (training(seed=seed).epoch(1).metrics for seed in (5, 5, 6))
     assert first == again
     assert first["train_loss"] != other["train_loss"]
 
@@ -142,4 +143,4 @@ def test_a_loss_that_is_not_finite_ends_the_run():
 
 def test_other_precisions_are_refused(tmp_path):
     with raises(ValueError, "precision", "32-true", "'bf16-mixed'"):
-        run(TASK, tmp_path, console=Console(quiet=True), device="cpu", precision="bf16-mixed")
+        train_recipe(TASK, tmp_path, console=Console(quiet=True), device="cpu", precision="bf16-mixed")

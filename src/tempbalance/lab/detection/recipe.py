@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from tempbalance.lab.methods import find_method, unknown
 from tempbalance.lab.names import Measure
 from tempbalance.lab.options import CHOICES, RULES
-from tempbalance.lab.recipe import SEEDS
-from tempbalance.lab.task import Task
+from tempbalance.lab.recipe import SEEDS, BaseRecipe
 from tempbalance.report.text import shown
 
 # Known data, with the number of images for training and for the test; tests hold them to those of the library.
@@ -26,7 +25,7 @@ MAP = Measure("test_map", "mAP", "%", "points")
 
 
 @dataclass(frozen=True)
-class DetectionRecipe(Task):
+class DetectionRecipe(BaseRecipe):
     """What to train on what, how, and from which seed. Defaults are the paper's (appendix "other tasks").
 
     Attributes:
@@ -148,10 +147,14 @@ class DetectionRecipe(Task):
             told = unknown("dataset", self.dataset, NUM_IMAGES)
             raise ValueError(f"{told}; or the path of a folder in VOC's layout")
 
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the images are somebody's own, which can change, and are there."""
+        return self.dataset not in NUM_IMAGES and Path(self.dataset).expanduser().exists()
+
     def own_digest(self) -> str | None:
         """The checksum of somebody's own images that are there."""
-        is_own = self.dataset not in NUM_IMAGES and Path(self.dataset).expanduser().exists()
-        return _digest(self.dataset, self.limit, self.test_limit) if is_own else None
+        return _digest(self.dataset, self.limit, self.test_limit) if self.has_own_data else None
 
 
 @lru_cache(maxsize=4)

@@ -8,11 +8,11 @@ as one that was not.
 
 from __future__ import annotations
 
+import math
 import os
-import signal
-import threading
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+import shutil
+import time
+from collections.abc import Container
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,16 +21,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
+import tempbalance
+from tempbalance.integrations.ultralytics import balance
 from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
-from tempbalance.lab.detection.record import Recorder, go_on
-from tempbalance.lab.errors import InterruptedRunError
-from tempbalance.lab.kinds import task_options
-from tempbalance.lab.loop import say
 from tempbalance.lab.methods import find_method
-from tempbalance.lab.resume import check_run, finished
-from tempbalance.lab.versions import versions
-from tempbalance.runlog import Line, RunFolder
+from tempbalance.lab.progress import epoch_text, say
+from tempbalance.lab.runs import Epoch, Recorder, TrainingError, check_run, finished, full_precision
+from tempbalance.runlog import Line, RunFolder, write_whole
 
 OWN_FILES = "ultralytics"
 _DEVICES = {"auto": "", "gpu": "", "cuda": "", "cpu": "cpu", "mps": "mps"}
@@ -38,12 +36,18 @@ _AMP = {"32-true": False, "32": False, "16-mixed": True, "16": True, "bf16-mixed
 # neither questions to servers, nor packages installed on the way, nor bars in a log
 _QUIET = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
 
+_BALANCE = (
+    "tail", "tail_fraction", "score", "assignment", "interval", "start", "score_first", "score_last",
+    "min_eigenvalues",
+)  # fmt: skip
+_MAP, _MAP50 = "metrics/mAP50-95(B)", "metrics/mAP50(B)"  # ultralytics' names
 
-def run(
+
+def train_on_ultralytics(
     recipe: DetectionRecipe,
     folder: Path,
     *,
-    console: Console,
+    console: Console | None = None,
     device: str = "auto",
     precision: str = "32-true",
     threads: int | None = None,
@@ -55,7 +59,7 @@ def run(
     Args:
         recipe: What to train.
         folder: Where the run is kept.
-        console: Where it says how it goes.
+        console: Where it says how it goes; ``None`` for nowhere.
         device: ``cpu``, ``mps``, or a GPU if there is one; one process trains on one device.
         precision: ``32-true``, ``16-mixed`` or ``bf16-mixed``.
         threads: Of torch; ``None`` for what ultralytics takes.
@@ -73,25 +77,120 @@ def run(
         InterruptedRunError: On Ctrl-C or SIGTERM.
     """
     options = _settings(device, precision, threads)
-    package, run_folder = load_ultralytics(), RunFolder(folder)
+    package, run = load_ultralytics(), RunFolder(folder)
     data = ready_data(recipe.dataset, cache=cache, limit=recipe.limit, test_limit=recipe.test_limit)
-    check_run(run_folder, recipe, precision=precision, digest=data.digest)
-
-    tell = partial(say, console)
-    with run_folder.locked():
-        if (result := finished(run_folder, recipe)) is not None:
-            tell(f"{folder} is complete already")
+    check_run(run, recipe, precision=precision, digest=data.digest)
+    recorder = Recorder(run, recipe, say=partial(say, console or Console(quiet=True)))
+    with run.locked(), recorder.stoppable():
+        if (result := finished(run, recipe)) is not None:
+            recorder.say(f"{folder} is complete already")
             return result
-        made_with = {"versions": {**versions(), OWN_FILES: package.__version__}, "data": data.digest}
-        begun = {"recipe": task_options(recipe), **made_with, "precision": precision}
-        progress = go_on(run_folder, folder / OWN_FILES, begun, tell)
-        recorder = Recorder(recipe, run_folder, progress, say=tell, threads=threads)
-        if progress.epoch < recipe.num_epochs:
-            with _interruptible(recipe, run_folder):
-                _train(package, recipe, data, recorder, folder, options, cache)
-        result = recorder.result()
-        run_folder.write_result(result)
-        return result
+        state = recorder.resume()
+        checkpoint = None if state is None else folder / OWN_FILES / "weights" / "last.pt"
+        if state is not None and checkpoint is not None:
+            write_whole(checkpoint, state["file"].numpy().tobytes())
+        else:
+            shutil.rmtree(folder / OWN_FILES, ignore_errors=True)
+            made_with = {"data": data.digest, "precision": full_precision(precision)}
+            recorder.begin(made_with, packages={OWN_FILES: package.__version__})
+        if recorder.epoch < recipe.num_epochs:
+            callbacks = Callbacks(recorder, threads=threads)
+            _train(package, recipe, data, callbacks, checkpoint, folder, options, cache)
+        last = run.metrics[-1]
+        return recorder.finish({name: last[name] for name in ("test_map", "test_map50")})
+
+
+class Callbacks:
+    """Callbacks of ultralytics that balance, and write each epoch when ultralytics has saved it.
+
+    Args:
+        recorder: Of the run.
+        threads: Of torch; ultralytics takes its own number of them when it starts.
+    """
+
+    def __init__(self, recorder: Recorder, *, threads: int | None) -> None:
+        assert isinstance(recorder.recipe, DetectionRecipe)
+        self.recorder, self.recipe, self.threads = recorder, recorder.recipe, threads
+        self._noted_scores: dict[str, float] = {}
+        self._loss = math.nan
+        self._started = time.monotonic()
+
+    def attach(self, model: Any) -> None:
+        """Add the callbacks to a model of ultralytics, before its ``train``."""
+        options = {name: getattr(self.recipe, name) for name in _BALANCE}
+        scale_range = self.recipe.scale_range if self.recipe.is_balanced else (1.0, 1.0)
+        self.balance = balance(model, scale_range=scale_range, **options)
+        model.add_callback("on_pretrain_routine_end", self.on_pretrain_routine_end)
+        model.add_callback("on_train_epoch_end", self.on_train_epoch_end)
+        model.add_callback("on_model_save", self.on_model_save)
+
+    def on_pretrain_routine_end(self, trainer: Any) -> None:
+        """Set what ultralytics has no options for."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        for group in trainer.optimizer.param_groups:
+            group.update(betas=self.recipe.betas, eps=self.recipe.eps)
+        self._started = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: Any) -> None:
+        """Stop where ultralytics would go back an epoch, or go on with smaller batches.
+
+        Raises:
+            TrainingError: With the epoch and the rates.
+        """
+        epoch = trainer.epoch + 1
+        if trainer.batch_size != self.recipe.batch_size:
+            raise TrainingError(
+                f"batch_size must fit into the memory, {self.recipe.batch_size} images of {self.recipe.image_size} "
+                f"pixels do not: ultralytics went on with {trainer.batch_size}"
+            )
+        self._loss = sum(trainer.label_loss_items(trainer.tloss).values())
+        if not math.isfinite(self._loss):
+            raise TrainingError(
+                f"the loss is {self._loss} in epoch {epoch}; rates are up to {self._rates(trainer)[1]:.3g}"
+            )
+
+    def on_model_save(self, trainer: Any) -> None:
+        """Write the epoch, which has been tested and saved by now.
+
+        Raises:
+            TrainingError: If the disk does not take it.
+        """
+        epoch = trainer.epoch + 1
+        low, high = self._rates(trainer)
+        metrics: Line = {"epoch": epoch, "lr_min": low, "lr_max": high, "train_loss": self._loss}
+        metrics |= {"test_map": 100 * float(trainer.metrics[_MAP]), "test_map50": 100 * float(trainer.metrics[_MAP50])}
+        epoch_lines = Epoch(metrics, self._layer_lines(trainer))
+        seconds, self._started = time.monotonic() - self._started, time.monotonic()
+        self.recorder.write(epoch_lines, lambda: {"file": _as_tensor(trainer.last)}, seconds=seconds)
+        self.recorder.say(epoch_text(self.recipe, metrics))
+
+    def _rates(self, trainer: Any) -> tuple[float, float]:
+        assert self.balance.scheduler is not None
+        rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
+        scales = [*self.balance.scheduler.last_scales.values(), 1.0]
+        return min(rates) * min(scales), max(rates) * max(scales)
+
+    def _layer_lines(self, trainer: Any) -> list[Line]:
+        """What the latest scoring said, with the number of epochs before it, unless it is in the log."""
+        assert self.balance.scheduler is not None
+        scores, epoch = dict(self.balance.scheduler.last_scores), trainer.epoch
+        if scores == self._noted_scores or any(line["epoch"] == epoch for line in self.recorder.run.layers):
+            return []
+        self._noted_scores = scores
+        rates = {id(each): float(group["lr"]) for group in trainer.optimizer.param_groups for each in group["params"]}
+        weights = {layer.name: layer.parameters[0] for layer in tempbalance.find_layers(trainer.model)}
+        lines: list[Line] = []
+        for row in self.balance.scheduler.table():
+            if row.score is not None and row.scale is not None:
+                line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
+                lines.append({**line, "rate": rates[id(weights[row.name])] * row.scale})
+        return lines
+
+
+def _as_tensor(path: Path) -> torch.Tensor:
+    """Return the bytes of a file as a tensor, which a checkpoint can hold."""
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
 
 
 def load_ultralytics() -> Any:
@@ -124,21 +223,22 @@ def _train(
     package: Any,
     recipe: DetectionRecipe,
     data: ReadyData,
-    recorder: Recorder,
+    callbacks: Callbacks,
+    checkpoint: Path | None,
     folder: Path,
     settings: dict[str, Any],
     cache: Path | None,
 ) -> None:
     """Have ultralytics train all epochs that are left."""
     source: Path | str = recipe.model
-    if recorder.progress.checkpoint is not None:
-        source = recorder.progress.checkpoint
+    if checkpoint is not None:
+        source = checkpoint
     elif recipe.model in PRETRAINED:
         source = find_weights(recipe.model, cache=cache)
     model = package.YOLO(str(source), task="detect")
-    recorder.attach(model)
+    callbacks.attach(model)
     model.train(
-        resume=recorder.progress.checkpoint is not None,
+        resume=checkpoint is not None,
         data=str(data.description),
         save_dir=str((folder / OWN_FILES).resolve()),
         **settings,
@@ -175,24 +275,3 @@ def train_options(recipe: DetectionRecipe, *, known: Container[str]) -> dict[str
     if "cls_remap" in known:  # newer than the paper: the head's rows of classes that COCO has too
         options["cls_remap"] = False
     return options
-
-
-@contextmanager
-def _interruptible(recipe: DetectionRecipe, run: RunFolder) -> Iterator[None]:
-    """Take SIGTERM as Ctrl-C, and say what is kept.
-
-    Raises:
-        InterruptedRunError: On either.
-    """
-    is_main = threading.current_thread() is threading.main_thread()  # others cannot take signals
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
-    try:
-        yield
-    except KeyboardInterrupt as err:
-        raise InterruptedRunError(
-            f"stopped with {len(run.metrics)} of {recipe.num_epochs} epochs finished and kept in {run.path}: "
-            "the same command goes on from there"
-        ) from err
-    finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

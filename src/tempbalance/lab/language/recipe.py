@@ -7,17 +7,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tempbalance.lab.iterations.recipe import COUNT, IterationsTask
-from tempbalance.lab.language.text import DATASETS, TOKENS, TextData, check_text, count_steps, load_text
+from tempbalance.lab.language.data import DATASETS, TOKENS, TextData, check_text, count_steps, load_text
 from tempbalance.lab.names import Measure, pretty
 from tempbalance.lab.options import RULES
+from tempbalance.lab.recipe import COUNT, IterationsRecipe
 from tempbalance.report.text import shown
 
 _SHARE = ("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 @dataclass(frozen=True)
-class LanguageRecipe(IterationsTask):
+class LanguageRecipe(IterationsRecipe):
     """What language model to train on which text, how, and from which seed. Defaults are the paper's.
 
     Attributes:
@@ -36,13 +36,14 @@ class LanguageRecipe(IterationsTask):
         dropout: Its probability.
         betas: Of Adam.
         eps: Of Adam.
-        interval, evaluate_every: In iterations; these and all others are as of `IterationsTask`.
+        interval, evaluate_every: In iterations; these and all others are as of `IterationsRecipe`.
     """
 
     kind: ClassVar[str] = "language"
     measure: ClassVar[Measure] = Measure("test_perplexity", "perplexity", is_lower_better=True)
+    best_by: ClassVar[str] = "valid_perplexity"
     rules: ClassVar = {
-        **IterationsTask.rules,
+        **IterationsRecipe.rules,
         **dict.fromkeys(("layers", "width", "head", "inner", "sequence"), COUNT),
         "dataset": RULES["dataset"],
         "dropout": _SHARE,
@@ -50,7 +51,7 @@ class LanguageRecipe(IterationsTask):
         "eps": ("> 0", lambda value: value > 0),
     }
     choices: ClassVar = {
-        **IterationsTask.choices,
+        **IterationsRecipe.choices,
         "tokens": TOKENS,
         "model": ("tensorized", "gpt"),
         "method": ("adam", "tb+adam"),
@@ -113,10 +114,15 @@ class LanguageRecipe(IterationsTask):
             data = _load(self.dataset, self.tokens)
             count_steps(len(data.train), batch_size=self.batch_size, sequence=self.sequence, name=self.dataset)
 
-    def own_digest(self) -> str | None:
-        """The checksum of a text that can change: somebody's own, or that of this version of Python."""
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the text can change, being somebody's own or that of this version of Python, and is there."""
         is_there = self.dataset == "pydoc" or Path(self.dataset).expanduser().exists()
-        return _load(self.dataset, self.tokens).digest() if is_there and self.dataset != "penn_treebank" else None
+        return is_there and self.dataset != "penn_treebank"
+
+    def own_digest(self) -> str | None:
+        """The checksum of a text that can change."""
+        return _load(self.dataset, self.tokens).digest() if self.has_own_data else None
 
 
 @lru_cache(maxsize=4)

@@ -10,65 +10,121 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-import tempbalance
-from tempbalance.lab.iterations.training import IterationsTraining
-from tempbalance.lab.language.batches import TrainingBatches, evaluation_batches
-from tempbalance.lab.language.networks import Size, build_language_model
+from tempbalance.lab.balancing import IterationsTraining
+from tempbalance.lab.language.data import TextData, count_steps, load_text
+from tempbalance.lab.language.network import Size, build_language_model
 from tempbalance.lab.language.recipe import LanguageRecipe
-from tempbalance.lab.language.text import TextData, load_text
-from tempbalance.lab.loop import run_plainly
+from tempbalance.lab.runs import Epoch
 from tempbalance.runlog import Line
 
 _EVALUATED = 120  # sequences at a time
 _MOST = 700  # of a loss whose exponential is a number
 
 
+Batch = tuple[Tensor, Tensor]
+
+
+class TrainingBatches:
+    """A text in as many columns as a batch has sequences, read from the top down.
+
+    Each iteration reads the next ``sequence`` tokens of every column; a pass ends where they do not suffice any more.
+    Every pass begins at another token of the first ``sequence``, drawn from the seed and its number, so that sequences
+    are not cut at the same places each time. What an iteration reads follows from the seed and its number alone.
+
+    Args:
+        tokens: Shape ``(N,)``.
+        batch_size: How many sequences a batch has.
+        sequence: How many tokens each has.
+        seed: Of the run.
+        name: Of the text, for messages.
+
+    Raises:
+        ValueError: If the text is too short for one batch.
+    """
+
+    def __init__(self, tokens: Tensor, *, batch_size: int, sequence: int, seed: int, name: str) -> None:
+        self.tokens, self.batch_size, self.sequence, self.seed = tokens, batch_size, sequence, seed
+        self.num_steps = count_steps(len(tokens), batch_size=batch_size, sequence=sequence, name=name)
+
+    def __getitem__(self, iteration: int) -> Batch:
+        """Inputs and the tokens that come next, each of shape ``(batch_size, sequence)``; the first iteration is 0."""
+        number, step = divmod(iteration, self.num_steps)
+        begin = int(np.random.default_rng((self.seed, number)).integers(self.sequence))
+        rows = self.num_steps * self.sequence
+        columns = self.tokens[begin : begin + self.batch_size * rows + 1]
+        starts = torch.arange(self.batch_size, device=columns.device) * rows + step * self.sequence
+        places = starts[:, None] + torch.arange(self.sequence + 1, device=columns.device)
+        read = columns[places]
+        return read[:, :-1], read[:, 1:]
+
+
+def evaluation_batches(tokens: Tensor, *, batch_size: int, sequence: int) -> Iterator[Batch]:
+    """A text in sequences one after the other, each read afresh; every token but the first is to be told once.
+
+    Args:
+        tokens: Shape ``(N,)``, N at least 2.
+        batch_size: How many sequences at a time; it moves no result.
+        sequence: How many tokens each has, but for the last.
+    """
+    num_whole = (len(tokens) - 1) // sequence
+    end = num_whole * sequence
+    inputs, targets = (tokens[first : first + end].view(-1, sequence) for first in (0, 1))
+    if num_whole:
+        yield from zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True)
+    if end < len(tokens) - 1:
+        yield tokens[None, end:-1], tokens[None, end + 1 :]
+
+
 class LanguageTraining(IterationsTraining[LanguageRecipe]):
     """A language model in training.
 
     Args:
-        task: What to train.
+        recipe: What to train.
         data: On what.
-        device: Where.
+        fabric: Gives device and precision.
 
     Raises:
         ValueError: If the text is too short for a batch.
     """
 
-    def __init__(self, task: LanguageRecipe, data: TextData, *, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(self, recipe: LanguageRecipe, data: TextData, fabric: Fabric) -> None:
+        device = fabric.device
         self.parts = {part: torch.from_numpy(getattr(data, part)).to(device) for part in ("train", "valid", "test")}
-        self.batches = TrainingBatches(
-            self.parts["train"], batch_size=task.batch_size, sequence=task.sequence, seed=task.seed, name=data.name
+        self.text = TrainingBatches(
+            self.parts["train"],
+            batch_size=recipe.batch_size,
+            sequence=recipe.sequence,
+            seed=recipe.seed,
+            name=data.name,
         )
-        size = Size(task.layers, task.width, task.head, task.inner, task.sequence, task.dropout)
-        with _seeded(task, 0, self.device):
+        size = Size(recipe.layers, recipe.width, recipe.head, recipe.inner, recipe.sequence, recipe.dropout)
+        with _seeded(recipe, 0, device):
             network = build_language_model(
-                task.model, num_tokens=len(data.vocabulary), size=size, causal=task.causal
-            ).to(self.device)
-        groups = tempbalance.param_groups(network)
-        super().__init__(task, network, torch.optim.Adam(groups, lr=task.lr, betas=task.betas, eps=task.eps))
+                recipe.model, num_tokens=len(data.vocabulary), size=size, causal=recipe.causal
+            )
+        options: dict[str, Any] = {"lr": recipe.lr, "betas": recipe.betas, "eps": recipe.eps}
+        super().__init__(recipe, network, lambda groups: torch.optim.Adam(groups, **options), fabric)
 
-    def epoch(self, number: int) -> tuple[Line, list[Line]]:
+    def epoch(self, number: int) -> Epoch:
         """Train the iterations of an epoch, then evaluate; dropout follows from the seed and the epoch.
 
         Raises:
             TrainingError: If the loss, a weight or a perplexity is not finite.
         """
-        with _seeded(self.task, number, self.device):
+        with _seeded(self.recipe, number, self.fabric.device):
             return super().epoch(number)
 
-    def loss(self, iteration: int) -> Tensor:
-        """The mean cross entropy over a batch's tokens."""
-        self.network.train()
-        inputs, targets = self.batches[iteration]
-        return cross_entropy(self.network(inputs).flatten(0, 1), targets.flatten())
+    def loss(self, batch: int) -> Tensor:
+        """Return the mean cross entropy over the tokens of an iteration."""
+        inputs, targets = self.text[batch]
+        return cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
 
     def evaluate(self) -> Line:
-        """The perplexity over each part that is not trained on.
+        """Return the perplexity over each part that is not trained on.
 
         Raises:
             TrainingError: If one is not finite.
@@ -77,34 +133,31 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
 
     @torch.no_grad()
     def perplexity(self, part: str) -> float:
-        """The exponential of the mean loss over a part's tokens but the first.
+        """Return the exponential of the mean loss over a part's tokens but the first.
 
         Raises:
             TrainingError: If it is not finite.
         """
-        self.network.eval()
+        self.model.eval()
         tokens, total = self.parts[part], 0.0
-        for inputs, targets in evaluation_batches(tokens, batch_size=_EVALUATED, sequence=self.task.sequence):
-            total += cross_entropy(self.network(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
+        for inputs, targets in evaluation_batches(tokens, batch_size=_EVALUATED, sequence=self.recipe.sequence):
+            total += cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
         mean = self.finite(f"{part} loss", total / (len(tokens) - 1))
         return self.finite(f"{part} perplexity", math.exp(mean) if mean < _MOST else math.inf)
 
 
 @contextmanager
-def _seeded(task: LanguageRecipe, epoch: int, device: torch.device) -> Iterator[None]:
+def _seeded(recipe: LanguageRecipe, epoch: int, device: torch.device) -> Iterator[None]:
     """Draw weights and dropout from the seed and an epoch, and nobody else's numbers."""
-    state = np.random.SeedSequence((task.seed, epoch)).generate_state(1, np.uint64)
+    state = np.random.SeedSequence((recipe.seed, epoch)).generate_state(1, np.uint64)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(state[0]))
         yield
 
 
-def run(task: LanguageRecipe, folder: Path, **settings: Any) -> Line:
-    """Train a recipe for a sweep; ``settings`` as for `tempbalance.lab.loop.run_plainly`."""
-    return run_plainly(
-        task,
-        folder,
-        lambda cache: load_text(task.dataset, tokens=task.tokens, cache=cache),
-        lambda data, device: LanguageTraining(task, data, device=device),
-        **settings,
-    )
+def load(recipe: LanguageRecipe, cache: Path | None) -> TextData:
+    """Return a recipe's text."""
+    return load_text(recipe.dataset, tokens=recipe.tokens, cache=cache)
+
+
+build = LanguageTraining

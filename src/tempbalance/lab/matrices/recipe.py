@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.names import ACCURACY, Measure
 from tempbalance.lab.options import RULES
-from tempbalance.lab.recipe import Recipe
-from tempbalance.lab.task import Task
+from tempbalance.lab.recipe import BaseRecipe
 
 _SHARED = ("dataset", "seed", "lr", "batch_size", "epochs", "limit", "test_limit")
 _COUNT = ("at least 1", lambda value: value >= 1)
 
 
 @dataclass(frozen=True)
-class MatricesRecipe(Task):
+class MatricesRecipe(BaseRecipe):
     """A network with one hidden layer. Width, data and epochs are the paper's, all else is as of Nassar et al. (2020).
 
     Attributes:
@@ -38,6 +38,7 @@ class MatricesRecipe(Task):
 
     kind: ClassVar[str] = "matrices"
     measure: ClassVar[Measure] = ACCURACY
+    is_float32: ClassVar[bool] = True
     rules: ClassVar = {
         **{name: RULES[name] for name in _SHARED},
         **dict.fromkeys(("hidden", "tau", "measure_every", "num_samples"), _COUNT),
@@ -113,11 +114,16 @@ class MatricesRecipe(Task):
         """
         self._images.check_data()
 
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the images are somebody's own, which can change, and are there."""
+        return self._images.has_own_data
+
     def own_digest(self) -> str | None:
         """The checksum of somebody's own images that are there."""
         return self._images.own_digest()
 
     @property
-    def _images(self) -> Recipe:
+    def _images(self) -> ImageRecipe:
         """A recipe of the same images."""
-        return Recipe(dataset=self.dataset, limit=self.limit, test_limit=self.test_limit)
+        return ImageRecipe(dataset=self.dataset, limit=self.limit, test_limit=self.test_limit)

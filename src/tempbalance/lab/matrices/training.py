@@ -1,25 +1,31 @@
-"""Training a network with one hidden layer, and measuring its matrices."""
+"""Training a network with one hidden layer, and measuring its matrices.
+
+A penalty asks the eigenvalues of the hidden layer's covariance to decay as 1 / n.
+It is the regularizer of Nassar et al., "On 1/n neural representation and robustness" (2020). Eigenvalues are those of
+each batch. The authors' code keeps the eigenvectors of an epoch's start and takes the variances along them instead;
+with 500 neurons on Fashion-MNIST (seed 43, 32 epochs) that left the penalty of the true eigenvalues at 0.56, against
+0.60 without any and 0.21 after 20 epochs of this one.
+"""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tempbalance.curvature import decay_exponent, hessian_eigenvalues, ntk_eigenvalues, output_covariance
 from tempbalance.errors import TempBalanceError
-from tempbalance.lab.augment import batch_bounds
-from tempbalance.lab.data import ImageData, load_data
-from tempbalance.lab.errors import TrainingError
-from tempbalance.lab.loop import run_plainly
-from tempbalance.lab.matrices.penalty import covariance_eigenvalues, decay_penalty
+from tempbalance.lab.images.batches import batch_bounds
+from tempbalance.lab.images.data import ImageData, load_data
 from tempbalance.lab.matrices.recipe import MatricesRecipe
+from tempbalance.lab.runs import Epoch, TrainingError
+from tempbalance.lab.train import Training
 from tempbalance.runlog import Line
 
 _PART = 500  # images at a time in measuring and testing
@@ -27,82 +33,97 @@ _MOST_HIDDEN = 200  # eigenvalues of the hidden layer's covariance that are kept
 _TOLERANCE = 1e-4  # of Lanczos, whose eigenvalues are far better than that
 
 
-class MatricesTraining:
-    """A network and its optimizer, as the loop trains them.
+def covariance_eigenvalues(hidden: Tensor) -> Tensor:
+    """The eigenvalues of the covariance of samples about their mean, the largest first; they can be differentiated.
 
     Args:
-        task: What to train.
+        hidden: A row for each sample.
+    """
+    centred = hidden - hidden.mean(0)
+    values: Tensor = torch.linalg.eigvalsh(centred.T @ centred / len(centred))
+    return values.flip(0)
+
+
+def decay_penalty(eigenvalues: Tensor, *, tau: int) -> Tensor:
+    """How far eigenvalues are from a decay of 1 / n, the larger ones more so.
+
+    Args:
+        eigenvalues: N of them, the largest first.
+        tau: The one from which on they are to decay, 1 to N; it is taken as it is.
+
+    Returns:
+        (1 / N) sum over n >= tau of (lambda_n / gamma_n - 1)^2 + max(0, lambda_n / gamma_n - 1), where
+        gamma_n = lambda_tau tau / n.
+    """
+    ranks = torch.arange(tau, len(eigenvalues) + 1, device=eigenvalues.device)
+    wanted = eigenvalues[tau - 1].detach() * tau / ranks
+    excess = eigenvalues[tau - 1 :] / wanted - 1
+    return (excess.square() + excess.relu()).sum() / len(eigenvalues)
+
+
+class MatricesTraining(Training[MatricesRecipe]):
+    """A network with one hidden layer in training.
+
+    Args:
+        recipe: What to train.
         data: On what.
-        device: Where.
+        fabric: Gives the device.
     """
 
-    def __init__(self, task: MatricesRecipe, data: ImageData, *, device: torch.device | str = "cpu") -> None:
-        self.task = task
-        if task.is_regularized and len(data.train_images) <= task.tau:
-            raise ValueError(f"there must be more training images than tau, {task.tau}, got {len(data.train_images)}")
+    def __init__(self, recipe: MatricesRecipe, data: ImageData, fabric: Fabric) -> None:
+        if recipe.is_regularized and len(data.train_images) <= recipe.tau:
+            raise ValueError(f"there must be more training images than tau, {recipe.tau}, got {len(data.train_images)}")
+        device = fabric.device
         self.images, self.test_images = (
             _standardized(each, data).to(device) for each in (data.train_images, data.test_images)
         )
         self.labels, self.test_labels = data.train_labels.to(device), data.test_labels.to(device)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed(task, 0))
-            self.network = nn.Sequential(
-                nn.Linear(self.images.shape[1], task.hidden), nn.Tanh(), nn.Linear(task.hidden, data.num_classes)
-            ).to(device)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=task.lr, amsgrad=True)
-        self.metrics: Line = {}
+            torch.manual_seed(_seed(recipe, 0))
+            network = nn.Sequential(
+                nn.Linear(self.images.shape[1], recipe.hidden), nn.Tanh(), nn.Linear(recipe.hidden, data.num_classes)
+            )
+        # a covariance of fewer images than tau has no eigenvalue there: a last batch that small joins the one before
+        least = min(2 * recipe.tau, recipe.batch_size)
+        self.bounds = batch_bounds(len(self.images), recipe.batch_size, least=least)
+        self.hidden, self.output = network[:2], network[2]
+        super().__init__(recipe, network, torch.optim.Adam(network.parameters(), lr=recipe.lr, amsgrad=True), fabric)
 
-    def first_lines(self) -> list[Line]:
-        """None: layers are not scored."""
-        return []
+    @property
+    def num_steps(self) -> int:
+        """How many steps the whole run has."""
+        return len(self.bounds) * self.recipe.num_epochs
 
-    def epoch(self, number: int) -> tuple[Line, list[Line]]:
+    def epoch(self, number: int) -> Epoch:
         """Train an epoch; after some, measure.
 
         Raises:
             TrainingError: If the loss is not finite, or a matrix has no exponent.
         """
-        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(_seed(self.task, number)))
-        # a covariance of fewer images than tau has no eigenvalue there: a last batch that small joins the one before
-        bounds = batch_bounds(len(order), self.task.batch_size, least=min(2 * self.task.tau, self.task.batch_size))
-        batches = [order[start:end].to(self.images.device) for start, end in bounds]
-        losses, penalties = zip(*(self._train_on(batch, number) for batch in batches), strict=True)
+        self.number, self.iteration = number, (number - 1) * len(self.bounds)
+        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(_seed(self.recipe, number)))
+        batches = [order[start:end].to(self.images.device) for start, end in self.bounds]
+        losses, penalties = zip(*(self._train_on(batch) for batch in batches), strict=True)
         self.metrics = {"epoch": number, "train_loss": fmean(losses), "test_accuracy": self._accuracy()}
-        if self.task.is_regularized:
+        if self.recipe.is_regularized:
             self.metrics["penalty"] = fmean(penalties)
-        if self.task.is_measured(number):
+        if self.recipe.is_measured(number):
             self.metrics.update(self._measure(number))
-        return self.metrics, []
+        return Epoch(self.metrics)
 
     def result(self) -> Line:
-        """Loss, accuracy and the exponents after the last epoch."""
-        numbers = {name: self.metrics[name] for name in ("test_accuracy", "train_loss")}
-        return {**numbers, **{f"{name}_exponent": value for name, value in self.metrics["exponents"].items()}}
+        """Return loss, accuracy and the exponents after the last epoch."""
+        exponents = {f"{name}_exponent": value for name, value in self.metrics["exponents"].items()}
+        return {**super().result(), "train_loss": self.metrics["train_loss"], **exponents}
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that training needs to go on; randomness follows from the seed and the epoch."""
-        states = {"network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return {**states, "metrics": self.metrics}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.network.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.metrics = state["metrics"]
-
-    def _train_on(self, batch: Tensor, epoch: int) -> tuple[float, float]:
+    def _train_on(self, batch: Tensor) -> tuple[float, float]:
         """Take a step; the loss without the penalty, and the penalty."""
-        hidden = self.network[:2](self.images[batch])
-        loss = cross_entropy(self.network[2](hidden), self.labels[batch])
+        hidden = self.hidden(self.images[batch])
+        loss = cross_entropy(self.output(hidden), self.labels[batch])
         penalty = torch.zeros((), device=loss.device)
-        if self.task.is_regularized:
-            penalty = decay_penalty(covariance_eigenvalues(hidden), tau=self.task.tau)
-        total = loss + self.task.beta * penalty
-        if not math.isfinite(total.item()):
-            raise TrainingError(f"the loss is {total.item()} in epoch {epoch}, at a rate of {self.task.lr:g}")
-        self.optimizer.zero_grad()
-        torch.autograd.backward(total)
-        self.optimizer.step()
+        if self.recipe.is_regularized:
+            penalty = decay_penalty(covariance_eigenvalues(hidden), tau=self.recipe.tau)
+        self.step(loss + self.recipe.beta * penalty)
         return loss.item(), penalty.item()
 
     @torch.no_grad()
@@ -125,14 +146,14 @@ class MatricesTraining:
         return {"eigenvalues": {name: values.tolist() for name, values in found.items()}, "exponents": exponents}
 
     def _eigenvalues(self) -> dict[str, Tensor]:
-        chosen = torch.linspace(0, len(self.images) - 1, min(len(self.images), self.task.num_samples)).long()
+        chosen = torch.linspace(0, len(self.images) - 1, min(len(self.images), self.recipe.num_samples)).long()
         parts = [part.to(self.images.device) for part in torch.split(chosen, _PART)]
         data = [(self.images[part], self.labels[part]) for part in parts]
-        options: dict[str, Any] = {"k": self.task.num_eigenvalues, "seed": self.task.seed, "tolerance": _TOLERANCE}
+        options: dict[str, Any] = {"k": self.recipe.num_eigenvalues, "seed": self.recipe.seed, "tolerance": _TOLERANCE}
         kernel = ntk_eigenvalues(self.network, data, **options)
         return {
             "output_covariance": _covariance_eigenvalues(self.network, data),
-            "hidden_covariance": _covariance_eigenvalues(self.network[:2], data)[:_MOST_HIDDEN],
+            "hidden_covariance": _covariance_eigenvalues(self.hidden, data)[:_MOST_HIDDEN],
             "hessian": hessian_eigenvalues(self.network, cross_entropy, data, **options),
             "fisher": kernel / len(chosen),  # which shares the kernel's spectrum
             "ntk": kernel,
@@ -150,16 +171,13 @@ def _standardized(images: Tensor, data: ImageData) -> Tensor:
     return ((images / 255 - mean) / std).flatten(1)
 
 
-def _seed(task: MatricesRecipe, epoch: int) -> int:
-    return int(np.random.SeedSequence((task.seed, epoch)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def _seed(recipe: MatricesRecipe, epoch: int) -> int:
+    return int(np.random.SeedSequence((recipe.seed, epoch)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def run(task: MatricesRecipe, folder: Path, **settings: Any) -> Line:
-    """Train a recipe for a sweep; ``settings`` as for `tempbalance.lab.loop.run_plainly`."""
-    return run_plainly(
-        task,
-        folder,
-        lambda cache: load_data(task.dataset, cache=cache, limit=task.limit, test_limit=task.test_limit),
-        lambda data, device: MatricesTraining(task, data, device=device),
-        **settings,
-    )
+def load(recipe: MatricesRecipe, cache: Path | None) -> ImageData:
+    """Return a recipe's images."""
+    return load_data(recipe.dataset, cache=cache, limit=recipe.limit, test_limit=recipe.test_limit)
+
+
+build = MatricesTraining

@@ -13,18 +13,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import find_method, unknown
 from tempbalance.lab.options import DATASETS, MODELS, check_options, read_options
 from tempbalance.lab.paper.fields import check_fields
 from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow, PaperTable, recipe_options
-from tempbalance.lab.recipe import Recipe
 
 TABLES = ("main", "optimizers", "learning_rate", "width", "score", "tail", "detection", "language")
 
 _DATASETS = (*DATASETS, "voc2007", "penn_treebank")
 _MODELS = (*MODELS, "yolov8n", "tensorized_transformer")
 _OPTIONS = {
-    **Recipe.hints(),
+    **ImageRecipe.hints(),
     "restarts": tuple[float, float],  # restart_epochs and restart_factor, tried in pairs
     "betas": tuple[float, float],
     "eps": float,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.names import pretty
 from tempbalance.lab.points import Grid, Point, Preset
-from tempbalance.lab.resume import check_run
+from tempbalance.lab.recipe import BaseRecipe
+from tempbalance.lab.runs import check_run, load_weights
 from tempbalance.lab.study import Study
-from tempbalance.lab.task import Task
 from tempbalance.report.statistics import Paired, paired, verdict_text
 from tempbalance.report.study_page import Report
 from tempbalance.report.tables import Entry, Number, ResultTable
@@ -91,21 +91,21 @@ def sparsities(preset: Preset) -> tuple[float, ...]:
     return (0.5,) if preset.name == "smoke" else (0.5, 0.6, 0.7)
 
 
-def _prune_run(run: RunFolder, task: Task, wanted_sparsities: tuple[float, ...], cache: Path | None) -> None:
+def _prune_run(run: RunFolder, recipe: BaseRecipe, wanted_sparsities: tuple[float, ...], cache: Path | None) -> None:
     wanted = {_key(way, sparsity): (way, sparsity) for way in WAYS for sparsity in wanted_sparsities}
     known = _outcomes(run)
     if not (missing := [each for each in ("dense", *wanted) if each not in known]):
         return
     from tempbalance.diagnosis import diagnose
 
-    network, measured = _trained(run, task, cache)
-    options = {"min_eigenvalues": vars(task)["min_eigenvalues"], "exclude": _HEADS.get(task.kind, ())}
+    network, measured = _trained(run, recipe, cache)
+    options = {"min_eigenvalues": vars(recipe)["min_eigenvalues"], "exclude": _HEADS.get(recipe.kind, ())}
     table = diagnose(network, shuffle=False, **options)
     trained = {name: each.clone() for name, each in network.state_dict().items()}
     for key in missing:
         network.load_state_dict(trained)
         if key != "dense":
-            _prune(network, table, *wanted[key], _BLOCKS[vars(task)["model"]])
+            _prune(network, table, *wanted[key], _BLOCKS[vars(recipe)["model"]])
         known[key] = measured()
     write_whole(run.path / FILE, (json.dumps(known, indent=2) + "\n").encode())
 
@@ -147,7 +147,7 @@ def _prune(network: nn.Module, table: Diagnosis, way: str, sparsity: float, bloc
         weight.view(-1)[weight.abs().flatten().argsort(stable=True)[:count]] = 0
 
 
-def _trained(run: RunFolder, task: Task, cache: Path | None) -> tuple[nn.Module, Callable[[], float]]:
+def _trained(run: RunFolder, recipe: BaseRecipe, cache: Path | None) -> tuple[nn.Module, Callable[[], float]]:
     """The network of a complete run with its final weights, and a function that measures it on the test set.
 
     Raises:
@@ -155,34 +155,31 @@ def _trained(run: RunFolder, task: Task, cache: Path | None) -> tuple[nn.Module,
         OtherRunError: If the data have changed since.
     """
     import torch
+    from lightning.fabric import Fabric
 
-    if (path := run.checkpoint()) is None:
-        raise RunFolderError(f"{run.path}: must have a whole checkpoint, last.ckpt, of the run's end")
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if task.kind == "language":
+    weights = load_weights(run.path)
+    if recipe.kind == "language":
+        from tempbalance.lab.language.data import load_text
         from tempbalance.lab.language.recipe import LanguageRecipe
-        from tempbalance.lab.language.text import load_text
         from tempbalance.lab.language.training import LanguageTraining
 
-        assert isinstance(task, LanguageRecipe)
-        text = load_text(task.dataset, tokens=task.tokens, cache=cache)
-        check_run(run, task, digest=text.digest())
+        assert isinstance(recipe, LanguageRecipe)
+        text = load_text(recipe.dataset, tokens=recipe.tokens, cache=cache)
+        check_run(run, recipe, digest=text.digest())
         with warnings.catch_warnings():  # advice about balancing
             warnings.filterwarnings("ignore", "TempBalance: ")
-            training = LanguageTraining(task, text)
-        training.load_state_dict(state["training"])
+            training = LanguageTraining(recipe, text, Fabric(accelerator="cpu", devices=1))
+        training.network.load_state_dict(weights)
         return training.network, lambda: float(training.perplexity("test"))
-    from tempbalance.lab.augment import batch_bounds, normalize
-    from tempbalance.lab.data import load_data
-    from tempbalance.lab.module import RecipeModule
-    from tempbalance.lab.recipe import Recipe
+    from tempbalance.lab.images.batches import batch_bounds, normalize
+    from tempbalance.lab.images.recipe import ImageRecipe
+    from tempbalance.lab.images.training import initial_network, load
 
-    assert isinstance(task, Recipe)
-    data = load_data(task.dataset, cache=cache, limit=task.limit, test_limit=task.test_limit)
-    check_run(run, task, digest=data.digest())
-    module = RecipeModule(task, data)
-    module.load_state_dict(state["state_dict"])
-    network = module.network.eval()
+    assert isinstance(recipe, ImageRecipe)
+    data = load(recipe, cache)
+    check_run(run, recipe, digest=data.digest())
+    network = initial_network(recipe, data).eval()
+    network.load_state_dict(weights)
 
     @torch.no_grad()
     def accuracy() -> float:

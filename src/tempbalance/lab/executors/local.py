@@ -1,0 +1,224 @@
+"""Training in processes of this machine, each with its share of the cores or a GPU of its own.
+
+Run as a module this is such a process: it trains one run after another, as long as the process that started it lives.
+It reads a line of JSON for each run, ``{"folder": ..., "settings": {...}}``, and answers with ``{"state": ...,
+"message": ...}``. The folder has the recipe in ``asked.json``. When its input ends, so does it, whatever it is doing: a
+run that is killed loses no more than the epoch being trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import IO, Any
+
+from rich.console import Console
+
+from tempbalance.lab.jobs import ASKED, FAILURE, Ended, Job, Settings
+from tempbalance.lab.options import read_options
+from tempbalance.lab.recipe import make_recipe
+from tempbalance.lab.runs import InterruptedRunError
+from tempbalance.runlog import BusyRunError, write_whole
+
+_PATIENCE = 10  # seconds for a process whose input has ended
+
+
+class Pool:
+    """Trains jobs in processes that are started when first needed and again when they die.
+
+    Args:
+        num_workers: How many at a time.
+        settings: Of each.
+        gpus: Names of the GPUs for CUDA that the processes share out among them; none for the CPU.
+    """
+
+    def __init__(self, num_workers: int, settings: Settings, *, gpus: Sequence[str] = ()) -> None:
+        self._num_workers, self._settings, self._gpus = num_workers, settings, gpus
+        self._answers: SimpleQueue[tuple[_Worker, bytes]] = SimpleQueue()
+        self._workers: list[_Worker | None] = [None] * num_workers
+
+    @property
+    def num_slots(self) -> int:
+        """How many at a time."""
+        return self._num_workers
+
+    def start(self, job: Job) -> None:
+        """Give a job to a process that has none."""
+        place = next(i for i, worker in enumerate(self._workers) if worker is None or worker.job is None)
+        worker = self._workers[place] or _Worker(self._environment(place), self._answers)
+        self._workers[place] = worker
+        worker.give(job, self._settings)
+
+    def _environment(self, place: int) -> dict[str, str]:
+        if not self._gpus:
+            return {**os.environ, "OMP_NUM_THREADS": str(self._settings["threads"])}
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": self._gpus[place % len(self._gpus)]}
+
+    def ended(self) -> list[Ended]:
+        """The jobs that have ended since the last call."""
+        found: list[Ended] = []
+        while True:
+            try:
+                worker, line = self._answers.get_nowait()
+            except Empty:
+                return found
+            job, worker.job = worker.job, None
+            if not line and worker in self._workers:
+                self._workers[self._workers.index(worker)] = None
+            if job is not None:
+                whole = line.endswith(b"\n")  # not cut off by a kill
+                found.append(Ended(job, **json.loads(line)) if whole else Ended(job, "died", worker.last_words()))
+
+    def close(self) -> None:
+        """Stop whatever is running."""
+        workers = [worker for worker in self._workers if worker is not None]
+        for worker in workers:
+            worker.close()
+        for worker in workers:
+            worker.wait()
+
+
+class _Worker:
+    """A process in a session of its own, so that Ctrl-C reaches it through this one alone."""
+
+    def __init__(self, environment: dict[str, str], answers: SimpleQueue[tuple[_Worker, bytes]]) -> None:
+        self.job: Job | None = None
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=environment,
+            start_new_session=True,
+        )
+        Thread(target=self._listen, args=(answers,), daemon=True).start()
+
+    def _listen(self, answers: SimpleQueue[tuple[_Worker, bytes]]) -> None:
+        for line in _pipe(self._process.stdout):
+            answers.put((self, line))
+        self._process.wait()
+        answers.put((self, b""))
+
+    def give(self, job: Job, settings: Settings) -> None:
+        """Have it train a job; if the process is dead, that is heard of as its answer."""
+        self.job = job
+        task = json.dumps({"folder": str(job.folder), "settings": settings}) + "\n"
+        try:
+            _pipe(self._process.stdin).write(task.encode())
+            _pipe(self._process.stdin).flush()
+        except BrokenPipeError:
+            self._process.wait()
+
+    def last_words(self) -> str:
+        """How the process ended, and the last line it said."""
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return f"its process ended with exit code {self._process.returncode}" + (f": {said}" if said else "")
+
+    def close(self) -> None:
+        """End its input, and so the process."""
+        try:
+            _pipe(self._process.stdin).close()
+        except BrokenPipeError:
+            self._process.wait()
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+def local_pool(settings: Settings, *, num_workers: int | None) -> Pool:
+    """A pool on this machine: a process for each GPU that may be used, otherwise for each core.
+
+    Args:
+        settings: Of each process; ``threads`` of ``None`` becomes its share of the cores.
+        num_workers: How many at a time; ``None`` for as many as there are GPUs or cores.
+    """
+    gpus = _gpus() if settings["device"] in ("auto", "gpu", "cuda") else []
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_workers = num_workers or len(gpus) or max(1, num_cores // (settings["threads"] or 1))
+    threads = settings["threads"] or max(1, num_cores // num_workers)
+    return Pool(num_workers, {**settings, "threads": threads}, gpus=gpus)
+
+
+def _gpus() -> list[str]:
+    """The GPUs that NVIDIA's tool lists, or those of them that CUDA_VISIBLE_DEVICES leaves."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, check=False).stdout
+    found = [line for line in listed.splitlines() if line.startswith("GPU ")]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(i) for i in range(len(found))] if visible is None else [each for each in visible.split(",") if each]
+
+
+def main() -> None:
+    """Train what standard input asks for, one after the other."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
+    tasks: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    Thread(target=_read, args=(tasks,), daemon=True).start()
+    while True:
+        task = tasks.get()
+        state, message = work(Path(task["folder"]), task["settings"])
+        print(json.dumps({"state": state, "message": message}), file=answers, flush=True)
+
+
+def _read(tasks: SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        tasks.put(json.loads(line))
+    os._exit(0)
+
+
+def work(folder: Path, settings: Settings) -> tuple[str, str]:
+    """Train the run that a folder's ``asked.json`` asks for.
+
+    Args:
+        folder: The run's. What the run says goes to ``output.txt`` there, the traceback of a failure to
+            ``failure.txt``.
+        settings: How: ``device``, ``precision``, ``threads``, ``cache``, ``log_every`` and ``tensorboard``.
+
+    Returns:
+        A state of `tempbalance.lab.jobs.Ended` and a message.
+    """
+    from tempbalance.lab.train import train
+
+    (folder / FAILURE).unlink(missing_ok=True)
+    with (folder / "output.txt").open("a", encoding="utf-8") as output, warnings.catch_warnings():
+        try:
+            recipe = make_recipe(read_options(folder / ASKED))
+            train(recipe, folder, console=Console(file=output, width=200), **settings)
+        except BusyRunError as err:
+            return "busy", str(err)
+        except InterruptedRunError as err:  # a SIGTERM: the run is to go on somewhere
+            return "died", str(err)
+        except Exception as err:
+            trace = traceback.format_exc()
+            output.write(trace)
+            write_whole(folder / FAILURE, trace.encode())
+            return "failed", " ".join(str(err).split()) or type(err).__name__
+    return "done", ""
+
+
+if __name__ == "__main__":
+    main()

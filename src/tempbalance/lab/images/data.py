@@ -1,0 +1,328 @@
+"""Images with labels: the paper's datasets and one's own, as uint8 tensors in memory."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tempbalance.lab.download import RemoteFile, fetch, read_archive
+from tempbalance.lab.images.files import ARRAYS, Split, decode, load_folder, load_npz
+from tempbalance.lab.options import check_dataset
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
+
+# Checksums: issue 3 for CIFAR, SVHN and Tiny ImageNet; torchvision's for MNIST and Fashion-MNIST.
+CIFAR10 = RemoteFile(
+    "cifar-10-binary.tar.gz",
+    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+    "c32a1d4ab5d03f1284b67883e8d87530",
+)
+CIFAR100 = RemoteFile(
+    "cifar-100-binary.tar.gz",
+    ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
+    "03b5dce01913d631647c71ecec9e9cb8",
+)
+SVHN = tuple(
+    RemoteFile(f"svhn/{name}", (f"http://ufldl.stanford.edu/housenumbers/{name}",), md5)
+    for name, md5 in (
+        ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+        ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+    )
+)
+TINY_IMAGENET = RemoteFile(
+    "tiny-imagenet-200.zip",
+    ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+    "90528d7ca1a48142e341f4ef8d21d0de",
+)
+IDX_NAMES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+
+def _idx_files(folder: str, mirrors: Sequence[str], md5s: Sequence[str]) -> tuple[RemoteFile, ...]:
+    return tuple(
+        RemoteFile(f"{folder}/{name}", tuple(f"{mirror}/{name}" for mirror in mirrors), md5)
+        for name, md5 in zip(IDX_NAMES, md5s, strict=True)
+    )
+
+
+MNIST = _idx_files(
+    "mnist",
+    ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
+    (
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+)
+FASHION_MNIST = _idx_files(
+    "fashion-mnist",
+    (
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    ),
+    (
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """A dataset in memory.
+
+    Attributes:
+        name: What it is called.
+        train_images: Shape ``(N, C, H, W)``, uint8.
+        train_labels: Shape ``(N,)``, int64.
+        test_images: Likewise.
+        test_labels: Likewise.
+        num_classes: Labels are below it.
+        mean: Of each channel of the training images, scaled to 0..1.
+        std: Likewise; 1 for a channel that is constant.
+        crop: Whether training pads by four pixels and crops at random.
+        flip: Whether training flips left and right at random.
+    """
+
+    name: str
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop: bool
+    flip: bool
+
+    def to(self, device: torch.device | str) -> ImageData:
+        """The same data with its tensors on a device."""
+        return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})
+
+    def digest(self) -> str:
+        """A checksum of all images and labels."""
+        found = hashlib.sha256()
+        for name in ARRAYS:
+            array = getattr(self, name).cpu().numpy()
+            found.update(f"{name} {array.shape} ".encode())
+            found.update(array)
+        return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A known dataset.
+
+    Attributes:
+        load: From the cache folder to its training and test split.
+        num_classes: How many classes it has.
+        crop: See `ImageData`.
+        flip: See `ImageData`.
+    """
+
+    load: Callable[[Path | None], tuple[Split, Split]]
+    num_classes: int
+    crop: bool = True
+    flip: bool = True
+
+
+def load_data(
+    name_or_path: str, *, cache: Path | None = None, limit: int | None = None, test_limit: int | None = None
+) -> ImageData:
+    """Load a known dataset, an ``.npz`` file or a folder of class folders.
+
+    One's own data is cropped and flipped when training.
+
+    Args:
+        name_or_path: A name in `DATASETS`; or the path of an ``.npz`` with train_images, train_labels, test_images and
+            test_labels (images uint8 of shape ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)`` with 1 or 3 channels,
+            labels integers); or of a folder with ``train/<class>/*.png`` and ``test/<class>/*.png`` (or ``val/``, or
+            JPEG, BMP or WebP files), all of one size; gray if all are, otherwise in colour, without transparency.
+        cache: Where downloads are kept; see `cache_folder`.
+        limit: Keep only so many training and so many test images, always the same, chosen from all over the data.
+        test_limit: Keep so many test images; ``None`` for ``limit``.
+
+    Raises:
+        ValueError: If there is no such dataset, or a file holds something else than described.
+        DownloadError: If the dataset is neither in the cache nor to be had.
+    """
+    for name, value in {"limit": limit, "test_limit": test_limit}.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    limits = (limit, limit if test_limit is None else test_limit)
+    check_dataset(name_or_path)
+    if name_or_path in DATASETS:
+        known = DATASETS[name_or_path]
+        train, test = known.load(cache)
+        return _build(name_or_path, train, test, known.num_classes, limits=limits, crop=known.crop, flip=known.flip)
+    path = Path(name_or_path).expanduser()
+    train, test, num_classes = load_folder(path) if path.is_dir() else load_npz(path)
+    return _build(path.resolve().stem, train, test, num_classes, limits=limits, crop=True, flip=True)
+
+
+def _build(
+    name: str,
+    train: Split,
+    test: Split,
+    num_classes: int,
+    *,
+    limits: tuple[int | None, int | None],
+    crop: bool,
+    flip: bool,
+) -> ImageData:
+    chosen = [_choose(each, limit) for split, limit in zip((train, test), limits, strict=True) for each in split]
+    arrays = [np.require(each, requirements=["C", "W"]) for each in chosen]
+    train_images, train_labels, test_images, test_labels = map(torch.from_numpy, arrays)
+    mean, std = _statistics(train_images)
+    return ImageData(
+        name, train_images, train_labels, test_images, test_labels, num_classes, mean, std, crop=crop, flip=flip
+    )
+
+
+def _choose(array: NDArray[Any], limit: int | None) -> NDArray[Any]:
+    """So many entries of an array, always the same and from all over it: data may be sorted by class."""
+    if limit is None or limit >= len(array):
+        return array
+    return array[np.random.RandomState(0).permutation(len(array))[:limit]]
+
+
+def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, from the exact counts of its 256 values."""
+    counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)]).double()
+    shares = counts / counts.sum(1, keepdim=True)
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean = shares @ values
+    std = (shares * (values - mean[:, None]) ** 2).sum(1).sqrt()
+    return tuple(mean.tolist()), tuple(each or 1.0 for each in std.tolist())
+
+
+def _load_digits(cache: Path | None) -> tuple[Split, Split]:
+    """Scikit-learn's 8 x 8 digits, 0..16 scaled to 0..255; every fifth image (index 4, 9, ...) is a test image.
+
+    The split is fixed and not stratified.
+    """
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    digits = load_digits()
+    images = np.rint(digits.images[:, None] * (255 / 16)).astype(np.uint8)
+    labels = digits.target.astype(np.int64)
+    is_test = np.arange(len(labels)) % 5 == 4
+    return (images[~is_test], labels[~is_test]), (images[is_test], labels[is_test])
+
+
+def _load_mnist(cache: Path | None) -> tuple[Split, Split]:
+    return _read_idx_files([fetch(file, cache=cache) for file in MNIST])
+
+
+def _load_fashion_mnist(cache: Path | None) -> tuple[Split, Split]:
+    """From Debian's package, whose files are compressed anew and so have other checksums, or downloaded."""
+    paths = [DEBIAN_FASHION_MNIST / name for name in IDX_NAMES]
+    if not all(path.is_file() for path in paths):
+        paths = [fetch(file, cache=cache) for file in FASHION_MNIST]
+    return _read_idx_files(paths)
+
+
+def _read_idx_files(paths: Sequence[Path]) -> tuple[Split, Split]:
+    """Four files in the order of `IDX_NAMES`."""
+    train_images, train_labels, test_images, test_labels = map(_read_idx, paths)
+    return (
+        (train_images[:, None], train_labels.astype(np.int64)),
+        (test_images[:, None], test_labels.astype(np.int64)),
+    )
+
+
+def _read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array in a compressed IDX file: 0, 0, 8 (bytes), the number of dimensions, each as big-endian int32, values.
+
+    Raises:
+        ValueError: If the file is anything else.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as err:
+        raise ValueError(f"{path}: not a complete gzip file: {err}") from err
+    num_dims = 1 if "idx1" in path.name else 3
+    start = 4 + 4 * num_dims
+    if content[:4] != bytes((0, 0, 8, num_dims)) or len(content) < start:
+        raise ValueError(f"{path}: must start as an IDX file of {num_dims} dimensions does, got {content[:4]!r}")
+    shape = tuple(np.frombuffer(content[4:start], ">i4").tolist())
+    if len(content) - start != np.prod(shape):
+        raise ValueError(f"{path}: must hold {np.prod(shape)} values for its shape {shape}, got {len(content) - start}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _load_cifar10(cache: Path | None) -> tuple[Split, Split]:
+    """Rows of a label and 3 x 32 x 32 pixels."""
+    contents = read_archive(fetch(CIFAR10, cache=cache), "cifar-10-batches-bin/*.bin")
+    test = contents.pop("cifar-10-batches-bin/test_batch.bin")
+    return _parse_cifar(b"".join(contents.values()), label_at=0), _parse_cifar(test, label_at=0)
+
+
+def _load_cifar100(cache: Path | None) -> tuple[Split, Split]:
+    """Rows of a label of 20, one of 100, which is taken, and 3 x 32 x 32 pixels."""
+    contents = read_archive(fetch(CIFAR100, cache=cache), "cifar-100-binary/*.bin")
+    train, test = (_parse_cifar(contents[f"cifar-100-binary/{name}.bin"], label_at=1) for name in ("train", "test"))
+    return train, test
+
+
+def _parse_cifar(content: bytes, *, label_at: int) -> Split:
+    rows = np.frombuffer(content, np.uint8).reshape(-1, label_at + 1 + 3 * 32 * 32)
+    return rows[:, label_at + 1 :].reshape(-1, 3, 32, 32), rows[:, label_at].astype(np.int64)
+
+
+def _load_svhn(cache: Path | None) -> tuple[Split, Split]:
+    train, test = (_read_svhn(fetch(file, cache=cache)) for file in SVHN)
+    return train, test
+
+
+def _read_svhn(path: Path) -> Split:
+    """X has shape (H, W, C, N); y has shape (N, 1), and calls the digit 0 10."""
+    from scipy.io import loadmat  # type: ignore[import-untyped]
+
+    content = loadmat(path, variable_names=["X", "y"])
+    return content["X"].transpose(3, 2, 0, 1), content["y"].ravel().astype(np.int64) % 10
+
+
+def _load_tiny_imagenet(cache: Path | None) -> tuple[Split, Split]:
+    """Classes in the order of their names; the validation images, which are the test split, as annotated."""
+    root = TINY_IMAGENET.name.removesuffix(".zip")
+    contents = read_archive(fetch(TINY_IMAGENET, cache=cache), f"{root}/train/*.JPEG", f"{root}/val/*")
+    annotations = contents.pop(f"{root}/val/val_annotations.txt").decode().splitlines()
+    train = [(name, name.split("/")[2]) for name in contents if name.startswith(f"{root}/train/")]
+    test = [(f"{root}/val/images/{name}", label) for name, label, *_ in (line.split("\t") for line in annotations)]
+    indices = {label: index for index, label in enumerate(sorted({label for _, label in train}))}
+
+    def split(files: list[tuple[str, str]]) -> Split:
+        images, _ = decode([(name, io.BytesIO(contents[name])) for name, _ in files])
+        return images, np.array([indices[label] for _, label in files], dtype=np.int64)
+
+    return split(train), split(test)
+
+
+DATASETS: dict[str, Dataset] = {
+    "digits": Dataset(_load_digits, 10, crop=False, flip=False),
+    "fashion_mnist": Dataset(_load_fashion_mnist, 10),
+    "mnist": Dataset(_load_mnist, 10, flip=False),
+    "cifar10": Dataset(_load_cifar10, 10),
+    "cifar100": Dataset(_load_cifar100, 100),
+    "svhn": Dataset(_load_svhn, 10, flip=False),
+    "tiny_imagenet": Dataset(_load_tiny_imagenet, 200),
+}

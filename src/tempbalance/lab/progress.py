@@ -1,0 +1,248 @@
+"""Progress for a person: of one run, and of a sweep while it runs or from another terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tempbalance.lab.jobs import Job
+from tempbalance.lab.recipe import BaseRecipe
+from tempbalance.runlog import Line
+
+_WRITTEN = ("last.ckpt", "previous.ckpt", "recipe.json")  # after the last epoch, the one before, before the first
+
+
+_NARROW = 100  # columns of a terminal below which the learning rates are not shown
+
+
+def say(console: Console, text: str) -> None:
+    """Print a sentence in a line of its own, as it is."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class RunProgress:
+    """Progress of a run: a bar in a terminal, elsewhere a line for each epoch.
+
+    Args:
+        console: Where to.
+        recipe: What is trained.
+        num_steps: Of the whole run.
+    """
+
+    def __init__(self, console: Console, recipe: BaseRecipe, num_steps: int) -> None:
+        self.console, self.recipe = console, recipe
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]},"))
+        time_left = (TimeRemainingColumn(), TextColumn("left"))
+        is_hidden = not console.is_terminal
+        self._bar = Progress(*columns, *time_left, console=console, disable=is_hidden, transient=True)
+        self._task = self._bar.add_task("", total=num_steps, status="")
+        self._loss, self._metrics = "", Line()
+
+    def __enter__(self) -> RunProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, number: int, loss: float | None) -> None:
+        """Move the bar to a step; ``loss`` is ``None`` where it is not to be shown."""
+        if self._bar.disable:
+            return
+        self._loss = self._loss if loss is None else f"loss {loss:.3f}"
+        epoch = min(self._metrics.get("epoch", 0) + 1, self.recipe.num_epochs)
+        status = ", ".join(part for part in (self._loss, self._outcome(), self._rates()) if part)
+        described = f"epoch {epoch} of {self.recipe.num_epochs}"
+        self._bar.update(self._task, completed=number, description=described, status=status)
+
+    def _outcome(self) -> str:
+        value = self._metrics.get(self.recipe.measure.name)
+        return "" if value is None else self.recipe.measure.text(value)
+
+    def _rates(self) -> str:
+        if "lr_min" not in self._metrics or self.console.width < _NARROW:
+            return ""
+        return f"learning rate {self._metrics['lr_min']:.2g} to {self._metrics['lr_max']:.2g}"
+
+    def epoch(self, metrics: Line) -> None:
+        """Note a finished epoch."""
+        self._metrics = metrics
+        if not self.console.is_terminal:
+            say(self.console, epoch_text(self.recipe, metrics))
+
+
+def epoch_text(recipe: BaseRecipe, metrics: Line) -> str:
+    """Return an epoch in one line."""
+    told = [f"train loss {metrics['train_loss']:.4f}"] if "train_loss" in metrics else []
+    if "train_accuracy" in metrics:
+        told.append(f"train accuracy {metrics['train_accuracy']:.2f} %")
+    if (value := metrics.get(recipe.measure.name)) is not None:
+        told.append(recipe.measure.text(value))
+    if "lr_min" in metrics:
+        told.append(f"learning rate {metrics['lr_min']:.3g} to {metrics['lr_max']:.3g}")
+    return f"epoch {metrics['epoch']} of {recipe.num_epochs}: {', '.join(told)}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds up to two minutes, below ten with a tenth, then minutes, then hours, then days.
+
+    Example:
+        >>> [seconds_text(each) for each in (0.04, 10.4, 150, 9000, 8640000)]
+        ['0.0 s', '10 s', '2.5 min', '2.5 h', '100 days']
+    """
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for unit, size, limit in (("min", 60, 120), ("h", 3600, 48)):
+        if seconds / size < limit:
+            return f"{seconds / size:.2g} {unit}" if seconds / size < 10 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
+class Times:
+    """Seconds an epoch takes, from the runs that exist."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._found: dict[tuple[Any, ...], list[float]] = {}
+        self._guessed: dict[tuple[Any, ...], float] = {}
+        for job in jobs:
+            self.learn(job)
+
+    def learn(self, job: Job) -> None:
+        """Take a run's time into account: the one it says if it is complete, otherwise that between its files."""
+        result = job.result
+        if result is not None:
+            self._found.setdefault(job.recipe.pace, []).append(result["seconds"] / job.recipe.num_epochs)
+            return
+        times = [path.stat().st_mtime if (path := job.folder / name).exists() else None for name in _WRITTEN]
+        if times[0] is None or (before := times[1] or times[2]) is None:
+            return
+        num_epochs = 1 if times[1] is not None else job.num_finished
+        self._guessed[job.recipe.pace] = max(times[0] - before, 0) / max(1, num_epochs)
+
+    def left(self, jobs: Iterable[Job]) -> tuple[float, int]:
+        """Seconds that unfinished jobs take one after the other, and how many of them are unlike any known."""
+        seconds, num_unknown = 0.0, 0
+        for job in jobs:
+            known = self._found.get(job.recipe.pace)
+            each = median(known) if known else self._guessed.get(job.recipe.pace)
+            if each is None:
+                num_unknown += 1
+            else:
+                seconds += each * (job.recipe.num_epochs - job.num_finished)
+        return seconds, num_unknown
+
+
+def time_text(times: Times, jobs: Sequence[Job], num_slots: int) -> str:
+    """How long unfinished jobs take, so many at a time."""
+    if not jobs:
+        return "nothing to do"
+    seconds, num_unknown = times.left(jobs)
+    if num_unknown == len(jobs):
+        return "time not known: no run like these has finished an epoch here"
+    told = f"about {seconds_text(seconds / min(num_slots, len(jobs)))} to go, {num_slots} at a time"
+    return told + (f", not counting {num_unknown} unlike any that exist" if num_unknown else "")
+
+
+def count_text(counts: Counter[str]) -> str:
+    """How many runs stand where."""
+    return ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "left"))
+
+
+def job_labels(jobs: Sequence[Job]) -> dict[Job, str]:
+    """What tells each job from the others, in words; the folder's name where nothing does."""
+    keys = {job: job.recipe.to_dict() for job in jobs}
+    used = {name for job in jobs for name in job.recipe.key}
+    names = [name for name in dict.fromkeys(name for key in keys.values() for name in key) if name in used]
+    varied = [name for name in names if len({repr(key[name]) for key in keys.values() if name in key}) > 1]
+    silent = ("dataset", "model", "method")  # their values speak for themselves
+    return {
+        job: ", ".join(str(key[name]) if name in silent else f"{name} {key[name]}" for name in varied if name in key)
+        or job.folder.name
+        for job, key in keys.items()
+    }
+
+
+def running_table(running: Iterable[Job], jobs: Sequence[Job]) -> Table:
+    """The runs under way with their epochs, named by what tells them from the others of a sweep."""
+    labels = job_labels(jobs)
+    table = Table.grid(padding=(0, 2))
+    for job in running:
+        metrics = job.run.metrics
+        value = metrics[-1].get(job.recipe.measure.name) if metrics else None
+        outcome = "" if value is None else job.recipe.measure.text(value)
+        epoch = f"epoch {min(len(metrics) + 1, job.recipe.num_epochs)} of {job.recipe.num_epochs}"
+        table.add_row(Text(labels[job]), epoch, outcome)
+    return table
+
+
+class SweepView:
+    """A bar, the counts and the runs under way in a terminal; elsewhere a line for each run that ends.
+
+    Args:
+        jobs: All of the sweep.
+        console: Where to.
+        num_slots: How many run at a time.
+    """
+
+    def __init__(self, jobs: Sequence[Job], console: Console, *, num_slots: int) -> None:
+        self.jobs, self.console, self.num_slots = jobs, console, num_slots
+        self._done = {job for job in jobs if job.is_done}
+        self._begun = {job: 0 if job in self._done else job.num_finished for job in jobs}
+        self._times = Times(self._done)
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._next = 0.0
+
+    def __enter__(self) -> SweepView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, running: Sequence[Job], failures: dict[Job, str]) -> None:
+        """Draw anew, a few times a second."""
+        if self._live is None or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 0.5
+        for job in running:
+            self._begun[job] = job.num_finished
+            self._times.learn(job)
+        left = [job for job in self.jobs if job not in self._done and job not in failures]
+        counts = Counter(done=len(self._done), running=len(running), failed=len(failures))
+        counts["left"] = len(self.jobs) - counts.total()
+        total = sum(job.recipe.num_epochs for job in self.jobs)
+        finished_epochs = sum(job.recipe.num_epochs if job in self._done else self._begun[job] for job in self.jobs)
+        bar = Table.grid(padding=(0, 2))
+        told = f"{finished_epochs:,} of {total:,} epochs; {count_text(counts)}"
+        bar.add_row(ProgressBar(total=total, completed=finished_epochs, width=30), Text(told))
+        time_left = Text(time_text(self._times, left, self.num_slots), style="dim")
+        self._live.update(Group(bar, time_left, running_table(running, self.jobs)), refresh=True)
+
+    def ended(self, job: Job, failure: str | None) -> None:
+        """Note it, and say it where there is no bar; failures are said everywhere."""
+        if failure is None:
+            self._done.add(job)
+            self._times.learn(job)
+            result = job.result
+            assert result is not None
+            measure = job.recipe.measure
+            text = f"{job.folder.name}: {measure.text(result[measure.name])}, {seconds_text(result['seconds'])}"
+        else:
+            text = f"{job.folder.name} failed: {failure}"
+        if self._live is None or failure is not None:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)

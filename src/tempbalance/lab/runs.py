@@ -1,0 +1,311 @@
+"""A run in its folder: whether it is the one asked for, recording and resuming it, and reading its weights.
+
+The files are those of `tempbalance.runlog`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tempbalance.lab.recipe import BaseRecipe, differences, make_recipe, recipe_dict
+from tempbalance.runlog import Line, RunFolder, RunFolderError, write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PACKAGES = ("tempbalance", "torch", "numpy", "lightning", "pytorch_optimizer")
+_PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # Lightning's short names
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_MOST_LISTED = 5  # epochs in a message
+
+
+class TrainingError(Exception):
+    """A run that cannot go on, and why."""
+
+
+class InterruptedRunError(Exception):
+    """A run that was asked to stop; its finished epochs are kept."""
+
+
+class OtherRunError(Exception):
+    """A folder that holds a run of another recipe."""
+
+
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Return the version of Python and of each package that moves a run's numbers."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def full_precision(name: str) -> str:
+    """Return Lightning's full name of a precision."""
+    return _PRECISIONS.get(name, name)
+
+
+def check_run(run: RunFolder, recipe: BaseRecipe, *, precision: str | None = None, digest: str | None = None) -> None:
+    """Refuse a folder that holds a run of another recipe; one in which no epoch was finished is free for any.
+
+    Args:
+        run: The folder.
+        recipe: The recipe asked for.
+        precision: Lightning's; ``None`` to compare none.
+        digest: Checksum of the data. Nothing is compared that the folder or the caller does not know.
+
+    Raises:
+        OtherRunError: With every difference.
+        RunFolderError: If the folder does not say what its run was started with.
+    """
+    if not run.is_begun:
+        return
+    file, content = run.path / "recipe.json", run.recipe or {}
+    if not isinstance(content.get("recipe"), dict):
+        raise RunFolderError(f"{file}: must say what the run was started with, got {content or 'nothing'}")
+    try:
+        saved = make_recipe(content["recipe"])
+    except ValueError as err:
+        raise RunFolderError(f"{file}: {err}") from err
+    if saved.kind == recipe.kind:
+        changed = differences(saved, recipe)
+    else:
+        changed = [f"kind: {saved.kind!r} in the folder, {recipe.kind!r} asked for"]
+    if precision is not None and (before := content.get("precision", full_precision(precision))) != full_precision(
+        precision
+    ):
+        changed.append(f"precision: {before!r} in the folder, {full_precision(precision)!r} asked for")
+    if digest is not None and content.get("data", digest) != digest:
+        changed.append(f"data: the content of {vars(recipe)['dataset']} has changed")
+    if changed:
+        raise OtherRunError(
+            f"{run.path} holds a run of another recipe: {'; '.join(changed)}; choose another --out or remove the folder"
+        )
+
+
+def finished(run: RunFolder, recipe: BaseRecipe) -> Line | None:
+    """Return the result of a complete run, otherwise ``None``.
+
+    Raises:
+        RunFolderError: If the result lacks a number.
+    """
+    result = run.result
+    if result is not None and (missing := [name for name in recipe.result_names if not _is_number(result.get(name))]):
+        file = run.path / "result.json"
+        raise RunFolderError(
+            f"{file}: must have numbers for {', '.join(missing)}; without the file the same command ends the run again"
+        )
+    return result
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def load_weights(folder: Path | str, *, best: bool = False) -> dict[str, Tensor]:
+    """Return the network's state dict of a run, on the CPU.
+
+    Args:
+        folder: The run's, of any kind but detection.
+        best: The weights of the best epoch, instead of those after the last one.
+
+    Raises:
+        RunFolderError: If there is no whole checkpoint.
+    """
+    import torch
+
+    run = RunFolder(folder)
+    path = run.path / "best.ckpt" if best else run.checkpoint()
+    if path is None or not path.exists():
+        raise RunFolderError(f"{run.path}: must hold {'best.ckpt' if best else 'a whole last.ckpt'}, it does not")
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    weights: dict[str, Tensor] = content if best else content["training"]["network"]
+    return weights
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Lines of the logs about one epoch, each with its number.
+
+    Attributes:
+        metrics: One line.
+        layers: A line per scored layer.
+        steps: A line per layer and noted step.
+    """
+
+    metrics: Line
+    layers: Sequence[Line] = field(default=())
+    steps: Sequence[Line] = field(default=())
+
+
+class Recorder:
+    """Writes a run's epochs into its folder, and finds where an interrupted run stands.
+
+    Args:
+        run: The folder.
+        recipe: What is trained.
+        say: Is given sentences for a person.
+        is_writer: Whether this process writes; the others of a distributed run only read.
+    """
+
+    def __init__(
+        self, run: RunFolder, recipe: BaseRecipe, *, say: Callable[[str], None], is_writer: bool = True
+    ) -> None:
+        self.run, self.recipe, self.say, self.is_writer = run, recipe, say, is_writer
+        self.epoch, self.seconds = 0, 0.0
+        self.best: Line = {}
+        self._is_writing, self._is_stopped = False, False
+
+    def resume(self) -> dict[str, Any] | None:
+        """Return the state in the newest whole checkpoint and cut the logs back to it; ``None`` to begin anew.
+
+        Raises:
+            RunFolderError: If the log lacks a finished epoch.
+        """
+        import torch
+
+        checkpoint = self.run.checkpoint()
+        if checkpoint is None:
+            if self.run.damaged:
+                self.say(f"{' and '.join(self.run.damaged)} in {self.run.path} damaged: starting again")
+            return None
+        content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        self.epoch, self.seconds, self.best = content["epoch"], content["seconds"], content["best"]
+        if missing := {*range(1, self.epoch + 1)} - {line["epoch"] for line in self.run.metrics}:
+            raise RunFolderError(
+                f"{self.run.path / 'metrics.jsonl'}: must have a line for each of the {self.epoch} finished epochs, "
+                f"lacks {listed(missing)}: put it back, or remove the folder to start again"
+            )
+        damaged = "last.ckpt is damaged: " if "last.ckpt" in self.run.damaged else ""
+        self.say(f"{damaged}going on after epoch {self.epoch} in {self.run.path}")
+        if self.is_writer:
+            self.run.rewind(self.epoch)
+        state: dict[str, Any] = content["training"]
+        return state
+
+    def begin(self, made_with: Line, layers: Sequence[Line] = (), *, packages: Mapping[str, str] | None = None) -> None:
+        """Start the logs of a run.
+
+        Args:
+            made_with: The rest of ``recipe.json``: ``data``, ``precision``, ``devices``.
+            layers: Lines about the layers before training, with epoch 0.
+            packages: Versions of more packages.
+        """
+        if self.is_writer:
+            self.run.rewind(-1)
+            noted = {"recipe": recipe_dict(self.recipe), "versions": {**versions(), **(packages or {})}}
+            self.run.write_recipe({**noted, **made_with})
+            self.run.append(layers=layers)
+
+    def write(self, epoch: Epoch, state: Callable[[], dict[str, Any]], *, seconds: float, weights: Any = None) -> None:
+        """Write a finished epoch: logs, the best weights so far, and the checkpoint.
+
+        Args:
+            epoch: Its lines.
+            state: Gives everything that training needs to go on.
+            seconds: How long it took.
+            weights: The network's state dict; ``None`` to keep no best one.
+
+        Raises:
+            TrainingError: If the disk does not take them.
+        """
+        self.epoch, self.seconds = epoch.metrics["epoch"], self.seconds + seconds
+        is_best = self._is_best(epoch.metrics)
+        if not self.is_writer:
+            return
+        self._is_writing = True
+        try:
+            self.run.append([epoch.metrics], epoch.layers, epoch.steps)
+            if is_best and weights is not None:
+                write_whole(self.run.path / "best.ckpt", _saved(weights))
+            content = {"epoch": self.epoch, "seconds": self.seconds, "best": self.best, "training": state()}
+            self.run.save_checkpoint(partial(save, content))
+        except OSError as err:
+            raise TrainingError(
+                f"epoch {self.epoch} cannot be written to {self.run.path}: {err}; when it can, the same command goes "
+                f"on after epoch {self.epoch - 1}"
+            ) from err
+        finally:
+            self._is_writing = False
+        if self._is_stopped:
+            raise KeyboardInterrupt
+
+    def _is_best(self, metrics: Line) -> bool:
+        """Whether an epoch is better than all before; its number and test value are kept."""
+        measure, by = self.recipe.measure, self.recipe.best_by or self.recipe.measure.name
+        if self.best and measure.sign(metrics[by]) <= measure.sign(self.best["by"]):
+            return False
+        self.best = {"epoch": metrics["epoch"], "by": metrics[by], "value": metrics[measure.name]}
+        return True
+
+    def finish(self, result: Line) -> Line:
+        """Complete the run; its result gets the best epoch, the seconds and the number of epochs."""
+        name = f"best_{self.recipe.measure.name.removeprefix('test_')}"
+        best = {name: self.best["value"], "best_epoch": self.best["epoch"]}
+        result = {**result, **best, "seconds": self.seconds, "epochs": self.epoch}
+        if self.is_writer:
+            self.run.write_result(result)
+        return result
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Stop on Ctrl-C, SIGTERM and SIGHUP, and say what is kept; an epoch that is being written is kept too.
+
+        Raises:
+            InterruptedRunError: On any of them.
+        """
+        is_main = threading.current_thread() is threading.main_thread()  # others cannot take signals
+        numbers = [getattr(signal, name) for name in _SIGNALS if is_main and hasattr(signal, name)]
+        before = {number: signal.getsignal(number) for number in numbers}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._stop)
+        try:
+            yield
+        except KeyboardInterrupt as err:
+            raise InterruptedRunError(
+                f"stopped with {len(self.run.metrics)} of {self.recipe.num_epochs} epochs finished and kept in "
+                f"{self.run.path}: the same command goes on from there"
+            ) from err
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _stop(self, *_: object) -> None:
+        self._is_stopped = True
+        if not self._is_writing:
+            raise KeyboardInterrupt
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint; a file that torch opens itself would hide what the disk says."""
+    import torch
+
+    with path.open("wb") as file:
+        torch.save(content, file)
+
+
+def _saved(content: Any) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def listed(epochs: set[int]) -> str:
+    """Return the first few of some epochs as text."""
+    return ", ".join(map(str, sorted(epochs)[:_MOST_LISTED])) + (", ..." if len(epochs) > _MOST_LISTED else "")

@@ -1,0 +1,80 @@
+"""A run goes on from files that were carried elsewhere, whenever they were taken and whatever is killed meanwhile."""
+
+import io
+import os
+from itertools import count
+
+from rich.console import Console
+
+from tempbalance.lab.executors.ray_node import pack, unpack
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.train import train
+from tempbalance.runlog import RunFolder
+from tests.lab.cut import resumed_after
+
+RECIPE = ImageRecipe(dataset="digits", model="mlp", width=0.25, epochs=3, limit=300)
+EARLY = {"recipe.json": b"{}", "metrics.jsonl": b'{"epoch": 1}\n', "last.ckpt": b"early"}
+LATE = {
+    "recipe.json": b"{}",
+    "metrics.jsonl": b'{"epoch": 1}\n{"epoch": 2}\n',
+    "last.ckpt": b"late",
+    "result.json": b"{}",
+}
+
+
+def test_a_run_that_is_carried_elsewhere_goes_on_there(tmp_path):
+    train(RECIPE, tmp_path / "one", device="cpu")
+    whole = pack(tmp_path / "one")
+    assert whole.keys() == {"recipe.json", "metrics.jsonl", "layers.jsonl", "best.ckpt", "last.ckpt", "result.json"}
+    (tmp_path / "one" / "result.json").unlink()
+    (tmp_path / "one" / "last.ckpt").unlink()  # it is just becoming the previous one
+    unpack(pack(tmp_path / "one"), tmp_path / "other")
+    console = Console(file=io.StringIO(), width=10_000)
+    train(RECIPE, tmp_path / "other", device="cpu", console=console)
+    told, *_ = console.file.getvalue().splitlines()
+    assert resumed_after(told) == [2]
+    assert str(tmp_path / "other") in told
+    again = pack(tmp_path / "other")
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        assert again[name] == whole[name]
+
+
+def test_nothing_is_packed_of_a_folder_without_a_run(tmp_path):
+    (tmp_path / "asked.json").write_text("{}")
+    assert pack(tmp_path) == pack(tmp_path / "missing") == {}
+
+
+def test_whenever_unpacking_is_killed_the_run_goes_on_from_the_old_or_the_new_checkpoint(tmp_path, monkeypatch):
+    replace, seen = os.replace, set()
+    for num_left in count():
+        run = RunFolder(tmp_path / str(num_left))
+        unpack(EARLY, run.path)
+        left = iter(range(num_left))
+
+        def killed(*paths, left=left):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            replace(*paths)
+
+        monkeypatch.setattr(os, "replace", killed)
+        try:
+            unpack(LATE, run.path)
+            break
+        except KeyboardInterrupt:
+            checkpoint = run.checkpoint()
+            assert checkpoint is not None
+            seen.add(content := checkpoint.read_bytes())
+            assert run.result is None
+            assert len(run.metrics) == 2 or content == b"early"
+        finally:
+            monkeypatch.setattr(os, "replace", replace)
+    assert seen == {b"early", b"late"}
+    assert num_left > 5
+    assert run.result == {}
+
+
+def test_what_is_unpacked_again_is_the_same(tmp_path):
+    for _ in range(2):
+        unpack(LATE, tmp_path)
+        assert pack(tmp_path) == LATE
+    assert RunFolder(tmp_path).damaged == []

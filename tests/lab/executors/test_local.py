@@ -1,0 +1,243 @@
+"""Processes of this machine: they train, fail, die, are started again, and never outlive who started them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tempbalance.lab.executors import local
+from tempbalance.lab.executors.local import Pool
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.jobs import Ended, Job
+from tempbalance.lab.train import train
+from tempbalance.runlog import RunFolder, take_lock, write_whole
+from tests.lab import stub_worker
+from tests.lab.cut import resumed_after
+
+SETTINGS = {"device": "cpu", "precision": "32-true", "threads": 1, "cache": None, "log_every": 10, "tensorboard": False}
+SMALL = {"dataset": "digits", "model": "mlp", "width": 0.25, "limit": 300, "epochs": 3}
+
+
+def asked(folder: Path, **options) -> Job:
+    job = Job(ImageRecipe.from_dict({**SMALL, **options}), folder)
+    write_whole(folder / "asked.json", json.dumps(job.recipe.to_dict()).encode())
+    return job
+
+
+def wait(pool: Pool, seconds: float = 120) -> list[Ended]:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := pool.ended():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("nothing has ended")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """A pool of one; every test leaves it without a job."""
+    found = Pool(1, SETTINGS)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def stubs(monkeypatch, tmp_path) -> Iterator[Pool]:
+    """A pool of two that trains nothing: how a job ends follows from its folder's name."""
+    stub_worker.install(monkeypatch, tmp_path)
+    found = Pool(2, SETTINGS)
+    yield found
+    found.close()
+
+
+def test_a_process_is_used_again_and_two_jobs_at_a_time_have_two(stubs, tmp_path):
+    jobs = [asked(tmp_path / name) for name in "abc"]
+    stubs.start(jobs[0])
+    assert wait(stubs) == [Ended(jobs[0], "done", "")]
+    pid = stubs._workers[0]._process.pid
+    for each in jobs[1:]:
+        stubs.start(each)
+    found = wait(stubs)
+    if len(found) < 2:
+        found += wait(stubs)
+    assert {(each.job, each.state) for each in found} == {(each, "done") for each in jobs[1:]}
+    assert stubs._workers[0]._process.pid == pid != stubs._workers[1]._process.pid
+
+
+def train_next(pool: Pool, job: Job) -> Ended:
+    """Train a job after a process died; it dies too where it was given before that death was heard of."""
+    pool.start(job)
+    (ended,) = wait(pool)
+    if ended.state == "died":
+        pool.start(job)
+        (ended,) = wait(pool)
+    return ended
+
+
+@pytest.mark.parametrize(("name", "carried"), [("dies", "-9"), ("speaks", "last words"), ("cut", "exit code")])
+def test_a_process_that_ends_with_its_job_is_replaced(stubs, tmp_path, name, carried):
+    stubs.start(asked(tmp_path / name))
+    (ended,) = wait(stubs)
+    assert ended.state == "died"
+    assert carried in ended.message
+    job = asked(tmp_path / "next")
+    assert train_next(stubs, job) == Ended(job, "done", "")
+
+
+def test_a_process_that_died_without_a_job_takes_none_along(stubs, tmp_path):
+    stubs.start(asked(tmp_path / "first"))
+    assert [each.state for each in wait(stubs)] == ["done"]
+    process = stubs._workers[0]._process
+    process.kill()
+    process.wait()
+    job = asked(tmp_path / "second")
+    assert train_next(stubs, job) == Ended(job, "done", "")
+
+
+def test_closing_kills_a_process_that_does_not_end_with_its_input(stubs, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempbalance.lab.executors.local._PATIENCE", 0.1)
+    stubs.start(asked(tmp_path / "waits"))
+    process = stubs._workers[0]._process
+    stubs.close()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_one_process_trains_one_run_after_another_as_a_run_alone_is_trained(pool, tmp_path):
+    pids = []
+    for seed in (43, 37):
+        pool.start(asked(tmp_path / str(seed), seed=seed))
+        (ended,) = wait(pool)
+        assert (ended.state, ended.message) == ("done", "")
+        pids.append(pool._workers[0]._process.pid)
+    assert pids[0] == pids[1]
+    train(ImageRecipe.from_dict({**SMALL, "seed": 37}), tmp_path / "alone", device="cpu")
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        assert (tmp_path / "37" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    assert "epoch 3 of 3: train loss" in (tmp_path / "37" / "output.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_failing_run_leaves_its_traceback_and_the_process_goes_on(pool, tmp_path):
+    pool.start(asked(tmp_path / "bad", lr=1e30))
+    (ended,) = wait(pool)
+    assert ended.state == "failed"
+    assert "loss" in ended.message
+    said = (tmp_path / "bad" / "failure.txt").read_text()
+    assert said.startswith("Traceback")
+    assert "TrainingError" in said
+    pool.start(asked(tmp_path / "good"))
+    assert [each.state for each in wait(pool)] == ["done"]
+    write_whole(tmp_path / "bad" / "asked.json", (tmp_path / "good" / "asked.json").read_bytes())
+    pool.start(Job(ImageRecipe.from_dict(SMALL), tmp_path / "bad"))
+    assert [each.state for each in wait(pool)] == ["done"]
+    assert not (tmp_path / "bad" / "failure.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_trains_is_busy(pool, tmp_path):
+    job = asked(tmp_path / "run")
+    lock = take_lock(tmp_path / "run" / "run.lock")
+    assert lock is not None
+    pool.start(job)
+    (ended,) = wait(pool)
+    lock.release()
+    assert ended.state == "busy"
+    assert str(tmp_path / "run") in ended.message
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_told_and_the_next_one_goes_on(pool, tmp_path):
+    job = asked(tmp_path / "run", epochs=400)
+    pool.start(job)
+    while job.num_finished < 2:
+        time.sleep(0.05)
+    os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+    (ended,) = wait(pool)
+    assert ended.state == "died"
+    assert "-9" in ended.message
+    before = job.num_finished
+    pool.start(job)
+    while job.num_finished <= before:
+        time.sleep(0.05)
+    assert resumed_after((tmp_path / "run" / "output.txt").read_text())
+    os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+    assert [each.state for each in wait(pool)] == ["died"]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_asked_to_end_leaves_no_failure(pool, tmp_path):
+    job = asked(tmp_path / "run", epochs=400)
+    pool.start(job)
+    while job.num_finished < 1:
+        time.sleep(0.05)
+    os.kill(pool._workers[0]._process.pid, signal.SIGTERM)
+    (ended,) = wait(pool)
+    assert ended.state == "died"
+    assert not (tmp_path / "run" / "failure.txt").exists()
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from tempbalance.lab.jobs import Job
+from tempbalance.lab.executors.local import Pool
+from tempbalance.lab.options import read_options
+from tempbalance.lab.recipe import make_recipe
+folder = Path(sys.argv[1])
+pool = Pool(1, {settings!r})
+pool.start(Job(make_recipe(read_options(folder / "asked.json")), folder))
+print(pool._workers[0]._process.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.slow
+def test_no_process_outlives_the_one_that_started_it(tmp_path):
+    asked(tmp_path / "run", epochs=4000)
+    command = [sys.executable, "-c", SCRIPT.format(settings=SETTINGS), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        pid = int(driver.stdout.readline())
+        while not RunFolder(tmp_path / "run").metrics:
+            time.sleep(0.05)
+        driver.kill()
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("the worker still trains")
+    assert take_lock(tmp_path / "run" / "run.lock", patience=5) is not None
+
+
+def test_a_process_has_its_share_of_the_cores_or_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: set(range(8)))
+    free = {**SETTINGS, "threads": None, "device": "auto"}
+    monkeypatch.setattr(local.shutil, "which", lambda _: None)
+    alone = local.local_pool(free, num_workers=None)
+    assert (alone.num_slots, alone._settings["threads"]) == (8, 1)
+    pair = local.local_pool(free, num_workers=2)
+    assert (pair.num_slots, pair._settings["threads"]) == (2, 4)
+    assert pair._environment(0)["OMP_NUM_THREADS"] == "4"
+    monkeypatch.setattr(local, "_gpus", lambda: ["0", "3"])
+    cuda = local.local_pool(free, num_workers=None)
+    assert cuda.num_slots == 2
+    assert [cuda._environment(place)["CUDA_VISIBLE_DEVICES"] for place in (0, 1)] == ["0", "3"]
+    on_cpu = local.local_pool({**free, "device": "cpu"}, num_workers=None)
+    assert "CUDA_VISIBLE_DEVICES" not in on_cpu._environment(0).keys() - os.environ.keys()
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: one'; echo 'GPU 1: two'; echo\n")
+    tool.chmod(0o755)
+    monkeypatch.undo()
+    monkeypatch.setattr(local.shutil, "which", lambda _: str(tool))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert local._gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert local._gpus() == ["1"]

@@ -1,0 +1,60 @@
+"""What a process does with a run that it is asked to train, and what it answers."""
+
+import json
+
+import pytest
+
+from tempbalance.lab.executors import local
+from tempbalance.lab.jobs import Job
+from tempbalance.lab.runs import InterruptedRunError
+from tempbalance.runlog import RunFolder
+from tests.lab.campaign import SETTINGS, job
+
+
+@pytest.fixture
+def asked(tmp_path) -> Job:
+    found = job(tmp_path, epochs=1)
+    found.folder.mkdir()
+    found.ask()
+    return found
+
+
+def test_a_run_is_trained_and_what_it_says_is_kept(asked):
+    (asked.folder / "failure.txt").write_text("Traceback\nValueError: last week")
+    assert local.work(asked.folder, SETTINGS) == ("done", "")
+    assert asked.state == "done"
+    assert "epoch 1" in (asked.folder / "output.txt").read_text()
+    assert not (asked.folder / "failure.txt").exists()
+
+
+def test_a_run_that_another_process_trains_is_busy(asked):
+    with RunFolder(asked.folder).locked():
+        state, message = local.work(asked.folder, SETTINGS)
+    assert state == "busy"
+    assert str(asked.folder) in message
+
+
+def test_a_failure_leaves_its_traceback_and_is_told_in_a_line(asked):
+    (asked.folder / "asked.json").write_text(json.dumps({"dataset": "cifar11"}))
+    state, message = local.work(asked.folder, SETTINGS)
+    assert state == "failed"
+    assert "'cifar11'" in message
+    for name in ("failure.txt", "output.txt"):
+        assert (asked.folder / name).read_text().startswith("Traceback")
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (InterruptedRunError("after 2 epochs"), ("died", "after 2 epochs")),
+        (ValueError("two\n  lines"), ("failed", "two lines")),
+        (ZeroDivisionError(), ("failed", "ZeroDivisionError")),
+    ],
+)
+def test_errors_are_told_apart_and_only_a_failure_is_kept(asked, monkeypatch, error, answer):
+    def train(*_, **settings):
+        raise error
+
+    monkeypatch.setattr("tempbalance.lab.train.train", train)
+    assert local.work(asked.folder, SETTINGS) == answer
+    assert (asked.folder / "failure.txt").exists() == (answer[0] == "failed")

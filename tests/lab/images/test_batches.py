@@ -1,0 +1,151 @@
+import pytest
+import torch
+from torch import Tensor
+
+from tempbalance.lab.images.batches import PAD, augment, batches, normalize
+from tests.cases import raises
+
+OPTIONS = {"batch_size": 8, "seed": 43, "epoch": 0, "crop": True, "flip": True, "mean": (0.0,), "std": (1 / 255,)}
+
+
+def random_images(*shape: int) -> Tensor:
+    """Without zeros, so that padding shows."""
+    return torch.randint(1, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def seeded(seed: int = 7) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def one_by_one(images: Tensor, offsets: Tensor | None, flips: Tensor | None) -> Tensor:
+    """What `augment` does, pixel rows copied literally, an image at a time."""
+    height, width = images.shape[2:]
+    done = []
+    for index, image in enumerate(images):
+        if offsets is not None:
+            top, left = offsets[:, index].tolist()
+            padded = torch.zeros(len(image), height + 2 * PAD, width + 2 * PAD, dtype=torch.uint8)
+            padded[:, PAD : PAD + height, PAD : PAD + width] = image
+            image = padded[:, top : top + height, left : left + width]
+        if flips is not None and flips[index]:
+            image = torch.stack([image[:, :, column] for column in reversed(range(width))], dim=2)
+        done.append(image)
+    return torch.stack(done)
+
+
+@pytest.mark.parametrize(
+    ("shape", "crop", "flip"),
+    [
+        ((64, 3, 32, 32), True, True),
+        ((5, 1, 28, 28), True, True),
+        ((1, 1, 1, 1), True, True),
+        ((9, 3, 6, 11), True, True),
+        ((9, 3, 6, 11), True, False),
+        ((9, 3, 6, 11), False, True),
+        ((9, 3, 6, 11), False, False),
+    ],
+)
+def test_a_batch_is_augmented_as_a_loop_over_its_images_does(shape, crop, flip):
+    images = random_images(*shape)
+    before = images.clone()
+    result = augment(images, crop=crop, flip=flip, generator=seeded())
+
+    generator = seeded()
+    offsets = torch.randint(2 * PAD + 1, (2, len(images)), generator=generator) if crop else None
+    flips = torch.randint(2, (len(images), 1, 1, 1), generator=generator).flatten() if flip else None
+    assert result.dtype == torch.uint8
+    assert torch.equal(result, one_by_one(images, offsets, flips))
+    assert torch.equal(images, before)
+
+
+def test_every_offset_occurs_about_equally_often_with_and_without_a_flip():
+    image = random_images(1, 3, 32, 32)
+    copies = image.expand(16200, -1, -1, -1)
+    results = augment(copies, crop=True, flip=True, generator=seeded())
+
+    places = torch.tensor([(top, left) for top in range(9) for left in range(9)] * 2).T
+    flips = torch.arange(162) >= 81
+    variants = one_by_one(image.expand(162, -1, -1, -1), places, flips)
+    kinds, counts = results.flatten(1).unique(dim=0, return_counts=True)
+    assert len(variants.flatten(1).unique(dim=0)) == 162
+    assert torch.equal(kinds, variants.flatten(1).unique(dim=0))
+    assert counts.min() > 50  # 100 are expected, with a deviation of 10
+    assert counts.max() < 150
+
+
+def test_images_of_one_batch_are_augmented_differently():
+    copies = random_images(1, 3, 32, 32).expand(64, -1, -1, -1)
+    assert len(augment(copies, crop=True, flip=False, generator=seeded()).flatten(1).unique(dim=0)) > 30
+    assert len(augment(copies, crop=False, flip=True, generator=seeded()).flatten(1).unique(dim=0)) == 2
+
+
+def test_normalised_pixels_are_scaled_to_one_and_standardised_per_channel():
+    images = torch.tensor([[[[0, 255]], [[51, 102]]]], dtype=torch.uint8)
+    result = normalize(images, (0.5, 0.2), (0.25, 0.1))
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, torch.tensor([[[[-2.0, 2.0]], [[0.0, 2.0]]]]))
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5,)), ((0.5,) * 3, (0.5,)), ((0.5,) * 3, (0.5, 0.0, 0.5))])
+def test_a_mean_or_deviation_that_does_not_fit_the_channels_is_refused(mean, std):
+    with raises(ValueError, 3):
+        normalize(random_images(2, 3, 4, 4), mean, std)
+
+
+def epoch_of(images: Tensor, labels: Tensor, **options) -> tuple[Tensor, Tensor]:
+    pairs = list(batches(images, labels, **{**OPTIONS, **options}))
+    return torch.cat([images for images, _ in pairs]), torch.cat([labels for _, labels in pairs])
+
+
+def test_each_image_comes_once_an_epoch_with_its_own_label():
+    labels = torch.arange(1, 101)
+    images = labels.to(torch.uint8)[:, None, None, None].expand(-1, 1, 12, 12)  # each of one value: its label
+    seen, seen_labels = epoch_of(images, labels)
+    assert torch.equal(seen.amax((1, 2, 3)).round().long(), seen_labels)  # the maximum, as crops bring zeros in
+    assert torch.equal(seen_labels.sort().values, labels)
+    assert not torch.equal(seen_labels, labels)
+
+
+def test_an_epoch_follows_from_seed_and_epoch_alone():
+    images, labels = random_images(50, 3, 8, 8), torch.arange(50)
+    options = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
+    first = epoch_of(images, labels, seed=13, epoch=5, **options)
+    torch.rand(100)
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    again = epoch_of(images, labels, seed=13, epoch=5, **options)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_seeds_and_epochs_give_different_orders_crops_and_flips():
+    images, labels = random_images(1, 1, 16, 16).expand(64, -1, -1, -1), torch.arange(64)
+    pairs = [(seed, epoch) for seed in range(5) for epoch in range(5)]  # (1, 2) and (2, 1) among them
+    epochs = [epoch_of(images, labels, seed=seed, epoch=epoch) for seed, epoch in pairs]
+    assert len({tuple(labels.tolist()) for _, labels in epochs}) == 25
+    assert len({tuple(images.flatten().tolist()) for images, _ in epochs}) == 25
+
+
+@pytest.mark.parametrize(
+    ("num_images", "least", "sizes"),
+    [(20, 1, [8, 8, 4]), (20, 4, [8, 8, 4]), (20, 5, [8, 12]), (17, 1, [8, 8, 1]), (17, 2, [8, 9]), (3, 4, [3])],
+)
+def test_the_last_batch_has_what_remains_and_is_joined_to_the_one_before_if_that_is_too_little(
+    num_images, least, sizes
+):
+    images, labels = random_images(num_images, 1, 4, 4), torch.arange(num_images)
+    found = list(batches(images, labels, **OPTIONS, least=least))
+    assert [len(each) for _, each in found] == sizes
+    assert sorted(torch.cat([each for _, each in found]).tolist()) == list(range(num_images))
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("seed", -1), ("epoch", -1)])
+def test_an_option_out_of_range_is_refused_at_the_call(name, value):
+    with raises(ValueError, name, value + 1, value):
+        batches(random_images(4, 1, 4, 4), torch.arange(4), **{**OPTIONS, name: value})
+
+
+def test_labels_of_another_number_are_refused_at_the_call():
+    with raises(ValueError, "3 labels", "4 images"):
+        batches(random_images(4, 1, 4, 4), torch.arange(3), **OPTIONS)

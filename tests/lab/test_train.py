@@ -1,0 +1,220 @@
+"""The training loop: a run that is stopped anywhere goes on to the bit, and its folder is never half written."""
+
+import io
+import multiprocessing
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from rich.console import Console
+
+from tempbalance.lab import recipe as recipes
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.names import Measure
+from tempbalance.lab.recipe import BaseRecipe, find_kind, make_recipe, recipe_dict
+from tempbalance.lab.runs import Epoch, InterruptedRunError, OtherRunError, TrainingError
+from tempbalance.lab.train import Training, train_on_fabric
+from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
+from tests.cases import assert_carries, raises
+from tests.lab.cut import resumed_after
+
+
+@dataclass(frozen=True)
+class Walk(BaseRecipe):
+    """A random walk of so many epochs."""
+
+    kind = "walk"
+    measure = Measure("test_distance", "distance", "m", is_lower_better=True)
+    rules: ClassVar = {"length": ("at least 1", lambda value: value >= 1)}
+    choices: ClassVar = {"model": ("feet", "wheels")}
+    result_names = ("test_distance", "seconds")
+
+    dataset: str = "street"
+    model: str = "feet"
+    method: str = "straight"
+    seed: int = 0
+    length: int = 4
+
+    @property
+    def num_epochs(self) -> int:
+        return self.length
+
+    @property
+    def has_own_data(self) -> bool:
+        return True
+
+
+class Walking(Training[Walk]):
+    """Adds a random number an epoch."""
+
+    def __init__(self, recipe: Walk, fabric: Fabric, stop_at: int | None = None, error=KeyboardInterrupt) -> None:
+        network = torch.nn.Linear(1, 1)
+        network.register_buffer("place", torch.zeros(2, dtype=torch.float64))
+        super().__init__(recipe, network, torch.optim.SGD(network.parameters(), lr=0.1), fabric)
+        self.stop_at, self.error = stop_at, error
+
+    @property
+    def num_steps(self):
+        return self.recipe.length
+
+    def first_lines(self):
+        return [{"epoch": 0, "layer": "foot", "alpha": 2.0}]
+
+    def epoch(self, number):
+        if number == self.stop_at:
+            raise self.error("stop")
+        generator = torch.Generator().manual_seed(self.recipe.seed * 1000 + number)
+        self.network.place += torch.randn(2, dtype=torch.float64, generator=generator)
+        value = float(self.network.place.norm())
+        self.metrics = {"epoch": number, "test_distance": value}
+        return Epoch(self.metrics, [{"epoch": number, "layer": "foot", "alpha": value}])
+
+
+@pytest.fixture(autouse=True)
+def walks(monkeypatch):
+    monkeypatch.setitem(recipes._KINDS, "walk", "walk.Walk")
+    monkeypatch.setattr(recipes, "find_kind", lambda name: Walk if name == "walk" else find_kind(name))
+
+
+def walk(folder: Path, said: list[str] | None = None, task: Walk | None = None, digest: str = "d", **stop):
+    kind = SimpleNamespace(
+        load=lambda recipe, cache: SimpleNamespace(digest=lambda: digest),
+        build=lambda recipe, data, fabric: stop.pop("of", Walking)(recipe, fabric, **stop),
+    )
+    console = Console(file=io.StringIO(), width=10_000)
+    try:
+        return train_on_fabric(task or Walk(), folder, kind, device="cpu", console=console)
+    finally:
+        (said if said is not None else []).extend(console.file.getvalue().splitlines())
+
+
+def content(folder: Path) -> tuple:
+    run = RunFolder(folder)
+    return run.metrics, run.layers, {name: value for name, value in (run.result or {}).items() if name != "seconds"}
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 4])
+def test_a_run_that_is_stopped_goes_on_to_the_bit(tmp_path, stop_at):
+    result = walk(tmp_path / "whole")
+    with raises(InterruptedRunError, f"{stop_at - 1} of 4"):
+        walk(tmp_path / "stopped", stop_at=stop_at)
+    said: list[str] = []
+    again = walk(tmp_path / "stopped", said)
+    assert again["test_distance"] == result["test_distance"]
+    assert content(tmp_path / "whole") == content(tmp_path / "stopped")
+    assert [line["epoch"] for line in RunFolder(tmp_path / "stopped").layers] == [0, 1, 2, 3, 4]
+    assert resumed_after(said[0]) == [stop_at - 1] * (stop_at > 1)
+
+
+def test_lines_of_an_epoch_whose_checkpoint_was_not_written_are_forgotten(tmp_path):
+    walk(tmp_path / "whole")
+    with pytest.raises(InterruptedRunError):
+        walk(tmp_path / "cut", stop_at=3)
+    RunFolder(tmp_path / "cut").append([{"epoch": 3, "test_distance": -1.0}], [{"epoch": 3, "layer": "foot"}])
+    walk(tmp_path / "cut")
+    assert content(tmp_path / "whole") == content(tmp_path / "cut")
+
+
+def test_a_run_whose_log_is_lost_does_not_go_on(tmp_path):
+    with pytest.raises(InterruptedRunError):
+        walk(tmp_path, stop_at=4)
+    (tmp_path / "metrics.jsonl").unlink()
+    with raises(RunFolderError, "metrics.jsonl", 3, "1, 2, 3"):
+        walk(tmp_path)
+
+
+def test_a_complete_run_is_not_trained_again(tmp_path):
+    first = walk(tmp_path)
+    said: list[str] = []
+    assert walk(tmp_path, said, stop_at=1) == first
+    assert_carries(*said, tmp_path)
+
+
+def test_a_folder_of_another_recipe_other_data_or_another_kind_is_refused(tmp_path):
+    walk(tmp_path / "walk")
+    with raises(OtherRunError, "seed", 0, 1):
+        walk(tmp_path / "walk", task=Walk(seed=1))
+    with raises(OtherRunError, "data", "street"):
+        walk(tmp_path / "walk", digest="other")
+    run = RunFolder(tmp_path / "images")
+    run.write_recipe({"recipe": ImageRecipe().to_dict()})
+    run.append([{"epoch": 1}])
+    with raises(OtherRunError, "kind", "'images'", "'walk'"):
+        walk(tmp_path / "images")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    walk(tmp_path / "whole")
+    with pytest.raises(InterruptedRunError):
+        walk(tmp_path / "hurt", stop_at=4)
+    (tmp_path / "hurt" / "last.ckpt").write_bytes(b"dust")
+    said: list[str] = []
+    walk(tmp_path / "hurt", said)
+    assert resumed_after(said[0]) == [2]
+    assert content(tmp_path / "whole") == content(tmp_path / "hurt")
+
+
+def test_an_error_of_the_training_is_its_own_and_nothing_is_lost(tmp_path):
+    with raises(TrainingError, "stop"):
+        walk(tmp_path, stop_at=3, error=TrainingError)
+    assert [line["epoch"] for line in RunFolder(tmp_path).metrics] == [1, 2]
+    assert RunFolder(tmp_path).result is None
+
+
+def test_two_processes_never_train_in_one_folder(tmp_path):
+    with RunFolder(tmp_path).locked(), raises(BusyRunError, tmp_path):
+        walk(tmp_path)
+
+
+def test_recipes_of_every_kind_come_back_from_their_options():
+    for kind in ("images", "language", "matrices", "detection"):
+        task = find_kind(kind)()
+        assert make_recipe(recipe_dict(task)) == task
+        assert make_recipe({**recipe_dict(task), "seed": 7}).id != task.id
+    with raises(ValueError, "kind", "'langage'", "'language'"):
+        make_recipe({"kind": "langage"})
+    with raises(ValueError, "length", 1, 0):
+        Walk(length=0)
+    with raises(ValueError, "model", "'wheel'", "'wheels'"):
+        Walk(model="wheel")
+
+
+def test_a_measure_in_words():
+    distance = Walk.measure
+    assert (distance.title, distance.text(1.234), distance.sign(2.0)) == ("distance, m", "test distance 1.23 m", -2.0)
+
+
+class SlowWalking(Walking):
+    """Takes long enough over an epoch to be killed in it."""
+
+    def epoch(self, number):
+        time.sleep(0.02)
+        return super().epoch(number)
+
+
+def walk_slowly(folder: Path) -> None:
+    walk(folder, task=Walk(length=30), of=SlowWalking)
+
+
+def test_kills_at_any_instant_change_nothing(tmp_path):
+    walk(tmp_path / "whole", task=Walk(length=30))
+    context = multiprocessing.get_context("fork")
+    for num_epochs in (3, 11, 19):
+        process = context.Process(target=walk_slowly, args=(tmp_path / "killed",))
+        process.start()
+        deadline = time.monotonic() + 60
+        while len(RunFolder(tmp_path / "killed").metrics) < num_epochs and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    said: list[str] = []
+    walk(tmp_path / "killed", said, task=Walk(length=30))
+    assert resumed_after(said[0])
+    assert content(tmp_path / "whole") == content(tmp_path / "killed")
