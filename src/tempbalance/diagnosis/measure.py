@@ -130,8 +130,9 @@ class Measuring:
             scores |= {"upper_over_random": None, "excess": None}
         else:
             bound = _edge(job, float(spectrum.values.sum()))
-            beyond = spectrum.values[spectrum.values > bound]
-            scores["excess"] = float((beyond - bound).sum() / spectrum.values.sum())
+            ascending = spectrum.values.numpy()
+            beyond = ascending[ascending.searchsorted(bound, side="right") :]
+            scores["excess"] = float((beyond - bound).sum() / ascending.sum())
             scores["upper_over_random"] = None if job.fit is None else _upper_over_random(job, spectrum.values)
             edge = _finite(spectrum.in_units(bound)) or None
             num_beyond = None if edge is None else len(beyond)

@@ -63,9 +63,8 @@ def _alpha_weighted(spectrum: Tensor, fit: TailFit) -> float:
 
 
 def _log_alpha_norm(spectrum: Tensor, fit: TailFit) -> float:
-    # log10 sum_i x_i^alpha, in logarithms because x^alpha may overflow
-    logs = spectrum[spectrum > 0].log() * fit.alpha
-    return float(logs.logsumexp(0)) / math.log(10)
+    # log10 sum_i x_i^alpha, in logarithms because x^alpha may overflow; a zero adds exp(-inf)
+    return float((spectrum.log() * fit.alpha).logsumexp(0)) / math.log(10)
 
 
 def _entropy(spectrum: Tensor, _: TailFit) -> float:
