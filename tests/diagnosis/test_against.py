@@ -135,3 +135,16 @@ def test_adapters_have_no_distance_because_only_the_spectrum_of_their_product_is
     (layer,) = json.loads(result.stdout)["layers"]
     assert layer["change"] is not None
     assert layer["distance"] is None
+
+
+def test_a_model_within_another_is_paired_by_its_prefix_also_where_names_end_alike():
+    inner, outer = ["fc", "deep.fc"], ["base.fc", "base.deep.fc", "head"]
+    pairs = {"fc": "base.fc", "deep.fc": "base.deep.fc"}
+    assert pair_layers(inner, outer, required=inner) == pairs
+    assert pair_layers(outer, inner, required=outer[:2]) == {other: name for name, other in pairs.items()}
+    with raises(ValueError, "head"):
+        pair_layers(inner, outer)
+    with raises(ValueError, "fc", "a.fc", "b.fc"):
+        pair_layers(["fc"], ["a.fc", "b.fc"])
+    with raises(ValueError, "fc"):
+        pair_layers(["a.fc", "fc"], ["fc"])

@@ -441,11 +441,11 @@ def test_a_share_without_a_layer_with_several_or_with_one_of_another_shape_is_an
     found = allocate(diagnose(Nested(), shuffle=False), target="sparsity", value=0.5, **BY_ALPHA)
     lacking = Nested()
     del lacking.deep["afc"]
-    with raises(ValueError, "4 allocated layers", "1 are not", "'deep.afc'"):
+    with raises(ValueError, "deep.afc"):
         found.on(lacking)
-    with raises(ValueError, "4 are not", "'fc'"):
+    with raises(ValueError, "fc", "deep.afc"):
         found.on(nn.ModuleDict({"other": nn.Linear(64, 80)}))
-    with raises(ValueError, "'fc'", "'a.fc'"):
+    with raises(ValueError, "fc", "a.fc", "b.fc"):
         found.on(nn.ModuleDict({"a": Nested(), "b": Nested()}))
     changed = Nested()
     changed.deep["afc"] = nn.Linear(128, 97)

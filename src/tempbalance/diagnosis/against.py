@@ -44,8 +44,9 @@ def pair_layers(
 ) -> dict[str, str]:
     """Pair the layers of two models by the ends of their names, in whole words between dots.
 
-    Words that all names of a model begin with are passed over. Then equal names are a pair, and so are two of which one
-    ends with the other: ``encoder.0.fc`` and ``bert.encoder.0.fc``.
+    If one prefix, added to or taken from all names of the first model, gives names of the second, these are the pairs.
+    Otherwise words that all names of a model begin with are passed over. Then equal names are a pair, and so are two of
+    which one ends with the other: ``encoder.0.fc`` and ``bert.encoder.0.fc``.
 
     Args:
         first: Names of the layers of a model.
@@ -62,6 +63,35 @@ def pair_layers(
         >>> pair_layers(["encoder.0.fc", "pooler"], ["bert.encoder.0.fc", "bert.pooler"])
         {'encoder.0.fc': 'bert.encoder.0.fc', 'pooler': 'bert.pooler'}
     """
+    paired = _pair_by_prefix(first, second, required) or _pair_by_end(first, second)
+    alone = [name for name in dict.fromkeys((*first, *second)) if name not in paired and name not in paired.values()]
+    alone = [name for name in alone if required is None or name in required]
+    if alone:
+        more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
+        names = ", ".join(map(shown, alone[:_MOST_NAMED]))
+        raise ValueError(f"each layer must have a partner in the other model, got none for {names}{more}")
+    return paired
+
+
+def _pair_by_prefix(first: Sequence[str], second: Sequence[str], required: Collection[str] | None) -> dict[str, str]:
+    """Pair names that differ by one prefix; empty if none serves all names of ``first`` that have to be paired."""
+    needed = [name for name in first if required is None or name in required]
+    if not needed:
+        return {}
+    known, start = set(second), needed[0]
+    added = [each.removesuffix(start) for each in second if each == start or each.endswith(f".{start}")]
+    taken = [start.removesuffix(each) for each in second if start.endswith(f".{each}")]
+    renamed = [{name: prefix + name for name in first} for prefix in sorted(added, key=len)]
+    renamed += [{name: name.removeprefix(prefix) for name in first if name.startswith(prefix)} for prefix in taken]
+    fitting = [each for each in renamed if all(each.get(name) in known for name in needed)]
+    if len(fitting) > 1 and fitting[0][start] != start:
+        partners = " and ".join(shown(each[start]) for each in fitting[:2])
+        raise ValueError(f"each layer must have one partner in the other model, {shown(start)} has {partners}")
+    return {name: other for name, other in fitting[0].items() if other in known} if fitting else {}
+
+
+def _pair_by_end(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
+    """Pair names of which one ends with the other, without the words that all names of a model begin with."""
     ends_of = [dict(zip(_without_common_start(names), names, strict=True)) for names in (first, second)]
     by_end: dict[str, list[str]] = {}
     for end in ends_of[1]:
@@ -76,14 +106,7 @@ def pair_layers(
         if found:
             pairs[ends_of[0][end]] = [ends_of[1][each] for each in found]
     _check_unique(pairs)
-    paired = {name: found[0] for name, found in pairs.items()}
-    alone = [name for name in dict.fromkeys((*first, *second)) if name not in paired and name not in paired.values()]
-    alone = [name for name in alone if required is None or name in required]
-    if alone:
-        more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
-        names = ", ".join(map(shown, alone[:_MOST_NAMED]))
-        raise ValueError(f"each layer must have a partner in the other checkpoint, got none for {names}{more}")
-    return paired
+    return {name: found[0] for name, found in pairs.items()}
 
 
 def _without_common_start(names: Sequence[str]) -> list[str]:
@@ -99,12 +122,12 @@ def _check_unique(pairs: dict[str, list[str]]) -> None:
     for name, found in pairs.items():
         if len(found) > 1:
             partners = " and ".join(map(shown, found[:2]))
-            raise ValueError(f"each layer must have one partner in the other checkpoint, {shown(name)} has {partners}")
+            raise ValueError(f"each layer must have one partner in the other model, {shown(name)} has {partners}")
     of_second: dict[str, str] = {}
     for name, (other,) in pairs.items():
         if other in of_second:
             both = f"{shown(of_second[other])} and {shown(name)}"
-            raise ValueError(f"each layer must have one partner in the other checkpoint, {shown(other)} has {both}")
+            raise ValueError(f"each layer must have one partner in the other model, {shown(other)} has {both}")
         of_second[other] = name
 
 

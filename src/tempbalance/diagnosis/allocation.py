@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from tempbalance.diagnosis.against import pair_layers
 from tempbalance.model.layers import find_layers
 from tempbalance.ranking.compare import GroupFunction, check_group_by, unit_of
 from tempbalance.ranking.table import DiagnosisRow, LayerRow, LayerTable
@@ -112,7 +113,8 @@ class Allocation:
             ValueError: If a share has no layer in the model, or its layer has another shape.
         """
         layers = {layer.name: layer for layer in find_layers(model)}
-        names = _pair([share.name for share in self.layers], list(layers))
+        allocated = [share.name for share in self.layers]
+        names = pair_layers(allocated, list(layers), required=allocated)
         for share in self.layers:
             if (shape := layers[names[share.name]].shape) != share.shape:
                 raise ValueError(
@@ -352,29 +354,6 @@ def _fill(parts: Sequence[Fraction], bounds: Sequence[tuple[int, int]], total: i
     gap = sum(above) - sum(below)  # linear between two levels where a bound is met
     step = Fraction(total - sum(below)) / gap if gap else Fraction(0)
     return [low + step * (high - low) for low, high in zip(below, above, strict=True)]
-
-
-def _pair(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """Pair names with others that are the same but for one prefix in front of all of them.
-
-    Raises:
-        ValueError: If a name stays unpaired, or more than one prefix fits.
-    """
-    known, first = set(others), names[0]
-    prefixes = [each.removesuffix(first) for each in others if each == first or each.endswith(f".{first}")]
-    found = [{name: prefix + name for name in names} for prefix in sorted(prefixes, key=len)]
-    surplus = [first.removesuffix(each) for each in others if first.endswith(f".{each}")]
-    found += [{name: name.removeprefix(prefix) for name in names} for prefix in surplus]
-    fitting = [each for each in found if known.issuperset(each.values())]
-    if fitting and (len(fitting) == 1 or fitting[0][first] == first):
-        return fitting[0]
-    if fitting:
-        raise ValueError(f"layer {first!r} must be one layer of the model, got {fitting[0][first]!r} and others")
-    missing = min(([name for name in names if each[name] not in known] for each in found), key=len, default=names)
-    raise ValueError(
-        f"each of the {len(names)} allocated layers must be a layer of the model, all with the same prefix or none; "
-        f"{len(missing)} are not, such as {missing[0]!r}"
-    )
 
 
 def _plain(number: Fraction | float) -> float:
