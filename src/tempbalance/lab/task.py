@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
+from tempbalance.lab.methods import unknown
 from tempbalance.lab.names import Measure
 from tempbalance.lab.options import Rule, check_options, read_options
 
@@ -128,7 +129,9 @@ class Task:
         Raises:
             ValueError: As of `checked`.
         """
-        return cls(**cls.checked(options))
+        if strange := [name for name in options if name not in cls.hints()]:
+            raise ValueError(unknown("option", str(strange[0]), cls.hints()))
+        return cls(**options)  # which checks each value
 
 
 def differences(saved: Task, wanted: Task) -> list[str]:
