@@ -48,3 +48,9 @@ def test_the_library_loads_torch_numpy_and_the_standard_library_only(statement):
 @pytest.mark.slow
 def test_the_command_line_loads_neither_torch_nor_numpy():
     assert not {"torch", "numpy"} & loaded_after("import tempbalance.cli")
+
+
+@pytest.mark.slow
+def test_studies_are_listed_without_what_trains_and_draws_them():
+    loaded = loaded_after("from tempbalance.lab.study import all_studies; all_studies()")
+    assert not {"torch", "lightning", "scipy", "altair", "vl_convert"} & loaded

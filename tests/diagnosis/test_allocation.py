@@ -2,8 +2,10 @@
 
 import json
 import math
+import operator
 import os
 import re
+from fractions import Fraction
 from statistics import fmean
 
 import pytest
@@ -190,8 +192,8 @@ def test_bits_stay_within_the_budget_and_no_layer_below_the_line_fits_into_the_r
     alphas, shapes = zip(*layers, strict=True)
     sizes = [math.prod(shape) for shape in shapes]
     found = bits(alphas, shapes, value=value, spread=spread)
-    used = sum(each * size for each, size in zip(found, sizes, strict=True))
-    assert used <= value * sum(sizes)
+    used, budget = sum(map(operator.mul, found, sizes)), math.floor(Fraction(value) * sum(sizes))
+    assert used <= budget
     assert all(2 <= each <= 8 for each in found)
     width = max(alphas) - min(alphas)
     line = [1 + spread * (2 * (alpha - min(alphas)) / width - 1) if width else 1.0 for alpha in alphas]
@@ -199,12 +201,11 @@ def test_bits_stay_within_the_budget_and_no_layer_below_the_line_fits_into_the_r
     for _ in range(200):
         level = (low + high) / 2
         exact = [min(max(level * each, 2), 8) for each in line]
-        is_above = sum(each * size for each, size in zip(exact, sizes, strict=True)) > value * sum(sizes)
+        is_above = sum(map(operator.mul, exact, sizes)) > budget
         low, high = (low, level) if is_above else (level, high)
     assert all(abs(each - wanted) < 1 + 1e-6 for each, wanted in zip(found, exact, strict=True))
-    rest = value * sum(sizes) - used
     below = [size for each, wanted, size in zip(found, exact, sizes, strict=True) if each < wanted - 1e-6]
-    assert all(size > rest - 1 for size in below)  # the budget is a whole number
+    assert all(size > budget - used for size in below)
 
 
 @settings(deadline=None)

@@ -44,13 +44,13 @@ def test_a_claim_holds_if_every_test_is_in_favour_with_a_small_corrected_p(tmp_p
     assert (tested.verdict, tested.num_runs, len(tested.tests)) == ("holds", 12, 3)
     plain = [ttest_rel(list(around(90).values()), list(each.values())).pvalue for each in others.values()]
     assert tested.p_values == pytest.approx(holm(plain))
-    assert tested.row[1:4] == ["holds", "3 of 3", "0"]
+    assert [tested.row[place] for place in (0, 2, 3)] == ["holds", "3 of 3", "0"]
 
 
 def test_one_test_against_it_is_enough_for_a_claim_not_to_hold(tmp_path):
     outcomes = {"linear": around(90), "sqrt": around(95, 1.1), "log2": around(80, 1.2), "step": around(70, 1.3)}
     (tested,) = judge_claims([BEST], found(tmp_path, outcomes))
-    assert tested.row[1:4] == ["does not hold", "2 of 3", "1"]
+    assert [tested.row[place] for place in (0, 2, 3)] == ["does not hold", "2 of 3", "1"]
     assert tested.row[4].value == tested.p_values[0]
 
 
@@ -117,7 +117,7 @@ def test_a_report_has_its_claims_and_one_page_has_all(tmp_path):
     outcomes = {"linear": around(90), "sqrt": around(85, 1.1), "log2": around(80, 1.2), "step": around(70, 1.3)}
     report = STUDY.report(found(tmp_path, outcomes))
     _, table = report.tables
-    assert [row[:2] for row in table.rows] == [["The linear assignment does better than sqrt, log2 and step.", "holds"]]
+    assert [row[:2] for row in table.rows] == [["holds", "The linear assignment does better than sqrt, log2 and step."]]
     assert_carries(table.caption, "Holm", "0.05", "other data")
     every = claims_report(LAPTOP, tmp_path)
     names = [row[0] for row in every.tables[0].rows]

@@ -61,6 +61,15 @@ def test_a_chart_needs_a_plain_name_and_a_caption():
         page_of(captions={})
 
 
+def test_sentences_are_whole_and_wrap():
+    sentence = "TB is better than CAL on every dataset and network, whatever the initial rate and the width. " * 2
+    table = ResultTable("Claims", ("method", "claim"), (("CAL", sentence),), prose=("claim",), heading="Claims")
+    page = page_of(tables=[table])
+    assert sentence.strip() in page
+    assert "Claims" in Page(page).words
+    assert sentence.strip() not in Page(page_of(sentence)).words  # a name is cut
+
+
 def test_a_row_of_another_length_is_refused():
     with raises(ValueError, "'Accuracy'", 2, 1):
         ResultTable("Accuracy", COLUMNS, (("CAL",),))

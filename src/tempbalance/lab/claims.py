@@ -12,7 +12,7 @@ from tempbalance.report.statistics import LEVEL, Paired, holm, paired
 from tempbalance.report.tables import Entry, Number, ResultTable
 from tempbalance.runlog import RunFolder
 
-_COLUMNS = ("claim of the paper", "verdict", "tests in favour", "against", "corrected p", "runs")
+_COLUMNS = ("verdict", "claim of the paper", "tests in favour", "against", "corrected p", "runs")
 _CAPTION = (
     "The paper's claims: paired t-tests over seeds in every cell, p-values corrected by Holm for the number of tests "
     f"in the study. A claim holds if every test is in favour with p < {LEVEL:g}, does not hold if one is against it "
@@ -103,8 +103,8 @@ class Tested:
         known = [p for p in self.p_values if p is not None]
         p_value = min(self.decided(-1), default=max(known, default=None))
         return [
-            self.claim.text,
             self.verdict,
+            self.claim.text,
             f"{len(self.decided(1))} of {len(self.tests)}",
             str(len(self.decided(-1))),
             None if p_value is None else Number(p_value, digits=3, least=0.001),
@@ -130,4 +130,5 @@ def judge_claims(claims: Sequence[Claim], findings: Findings) -> list[Tested]:
 
 def claims_table(rows: Sequence[Sequence[Entry]], *, is_paper: bool, first: Sequence[str] = ()) -> ResultTable:
     """Return a table of tested claims, with more columns before the others."""
-    return ResultTable(_CAPTION if is_paper else f"{_CAPTION} {_SMALL}", (*first, *_COLUMNS), rows)
+    caption = _CAPTION if is_paper else f"{_CAPTION} {_SMALL}"
+    return ResultTable(caption, (*first, *_COLUMNS), rows, prose=_COLUMNS[1:2], heading="Claims")

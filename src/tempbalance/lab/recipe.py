@@ -152,7 +152,9 @@ class BaseRecipe:
         Raises:
             ValueError: As of `checked`.
         """
-        return cls(**cls.checked(options))
+        if strange := [name for name in options if name not in cls.hints()]:
+            raise ValueError(unknown("option", str(strange[0]), cls.hints()))
+        return cls(**options)  # which checks each value
 
 
 REFERENCES = ("random",)  # a test holds them to those of the library

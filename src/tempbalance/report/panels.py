@@ -200,7 +200,7 @@ def check(items: Sequence[T], what: str, key: Callable[[T], object] | None = Non
     counts = Counter(map(key, items)) if key else {}
     for place, count in counts.items():
         if count > 1:
-            raise ValueError(f"each {what} must have a place of its own, got {count} at {shown(place)}")
+            raise ValueError(f"each {what} must have its own place, got {count} at {shown(place)}")
 
 
 def numbered(names: Iterable[T]) -> dict[T, int]:

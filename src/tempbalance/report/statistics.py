@@ -95,7 +95,7 @@ def verdict_text(difference: float, interval: float | None, *, num_seeds: int, p
     """
     value = f"{difference:+.2f} {points}".rstrip()
     if interval is None:
-        return f"{value} with one seed, which tells nothing about the spread."
+        return f"{value} with one seed, which shows no spread."
     if interval == 0:
         return f"{value} with each of {num_seeds} seeds: differences that are all equal allow no test."
     low, high = difference - interval, difference + interval

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import altair as alt
     from rich.console import Console
 
+    from tempbalance.report.page import Column
+
 FORMS = ("table", "csv", "latex")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -113,7 +115,7 @@ def study_page(report: Report) -> str:
     ]
     for table in report.tables:
         parts = (f"<p>{subtitle}</p>", _html_table(table, report.subtitle), f"<p>{_text(table.caption)}</p>")
-        body.append(section("Results", *parts))
+        body.append(section(table.heading, *parts))
     if charts:
         body.append(section("Figures", *(figure(name, shown(captions[name])) for name in charts)))
     if report.notes:
@@ -125,6 +127,15 @@ def _text(text: str) -> str:
     return escape(shown(text))
 
 
+def _html_cell(column: Column, text: str, is_prose: bool) -> str:
+    """Return attributes and content of a cell."""
+    if column.is_number:
+        return f' class="number">{_text(text)}'
+    if is_prose:
+        return f' style="white-space: normal; min-width: 15em">{_text(text)}'
+    return f">{named(text) if text else ''}"
+
+
 def _html_table(content: ResultTable, subtitle: str) -> str:
     from tempbalance.report.page import Column, table
 
@@ -132,9 +143,8 @@ def _html_table(content: ResultTable, subtitle: str) -> str:
     columns = [Column(name, name, content.is_number(place)) for place, name in enumerate(names)]
     bodies = []
     for row in content.rows:
-        first, *others = (
-            f' class="number">{_text(text)}' if column.is_number else f">{named(text) if text else ''}"
-            for column, text in zip(columns, map(entry_text, row), strict=True)
+        first, *others = map(
+            _html_cell, columns, map(entry_text, row), (name in content.prose for name in content.columns)
         )
         cells = "".join(f"<td{each}</td>" for each in others)
         bodies.append(f'<tbody><tr><th scope="row"{first}</th>{cells}</tr></tbody>\n')

@@ -55,6 +55,8 @@ class ResultTable:
         rows: Entries, one per heading.
         spread: Columns whose numbers have a spread once there are any. Files have these columns from the first run on.
         noted: Columns whose numbers have a note.
+        prose: Columns of sentences, which a page wraps instead of cutting them.
+        heading: Heading on a page.
     """
 
     caption: str
@@ -62,6 +64,8 @@ class ResultTable:
     rows: Sequence[Sequence[Entry]]
     spread: Container[str] = ()
     noted: Container[str] = ()
+    prose: Container[str] = ()
+    heading: str = "Results"
 
     def __post_init__(self) -> None:
         for row in self.rows:

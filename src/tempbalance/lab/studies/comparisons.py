@@ -211,9 +211,7 @@ STUDIES = (
         figures=("late-start",),
         varies="epochs 1, 2, 5, 10 as the first that is balanced",
         points=replace(_RESNET18, vary={"start": _STARTS}),
-        present=Bars(
-            "start", "TB that starts after so many epochs", "Accuracy when balancing starts after so many epochs."
-        ),
+        present=Bars("start", "TB that starts later", "Accuracy by the number of epochs before balancing starts."),
         reference={"start": 0},
     ),
     Study(
@@ -224,7 +222,7 @@ STUDIES = (
         points=_interval_points,
         present=Bars(
             "iterations",
-            "TB that balances every so many of 390 iterations",
+            "TB that balances more often than every 390 iterations",
             "Accuracy against the iterations between two balancings, of 390 an epoch or the same share of a "
             "shorter one; on the right axis the seconds that balancing takes in an epoch.",
             seconds="balancing_an_epoch",
