@@ -18,8 +18,9 @@ import torch
 from rich.console import Console
 
 from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.images.training import initial_network, load
 from tempbalance.lab.methods import METHODS
-from tempbalance.lab.runs import InterruptedRunError, OtherRunError, TrainingError, save
+from tempbalance.lab.runs import InterruptedRunError, OtherRunError, TrainingError, load_weights, save
 from tempbalance.lab.train import train
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, raises, warns
@@ -125,6 +126,16 @@ def test_a_run_is_read_in_python_as_the_documentation_says(whole, tmp_path, monk
     assert capsys.readouterr().out.startswith(str(RunFolder(whole).result["test_accuracy"]))
     assert names["recipe"] == SMALL
     assert sum(parameter.numel() for parameter in names["network"].parameters()) > 1000
+
+
+def test_the_weights_of_a_finished_run_are_read_with_one_function(whole, tmp_path):
+    network = initial_network(SMALL, load(SMALL, None))
+    network.load_state_dict(load_weights(whole))
+    saved = torch.load(whole / "last.ckpt", weights_only=True)["training"]["network"]
+    assert all(torch.equal(each, saved[name]) for name, each in network.state_dict().items())
+    network.load_state_dict(load_weights(whole, best=True))
+    with raises(RunFolderError, tmp_path, "last.ckpt"):
+        load_weights(tmp_path)
 
 
 def test_layers_are_trained_at_rates_within_the_range_that_follow_alpha(whole):
