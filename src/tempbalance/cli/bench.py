@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 from rich.console import Console
 
-from tempbalance.terminal import answered, messages, stoppable
+from tempbalance.cli.terminal import answered, messages, stoppable
 
 if TYPE_CHECKING:
     from tempbalance.bench.measure import Options, Tell

@@ -12,11 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner, Result
 
 from tempbalance.cli import app
+from tempbalance.cli.terminal import stoppable
 from tempbalance.lab.executors import local
 from tempbalance.runlog import RunFolder
-from tempbalance.terminal import stoppable
 from tests.cases import assert_bad_usage, assert_carries
-from tests.test_study_commands import InThisProcess
+from tests.cli.test_study import InThisProcess
 
 TINY = ["--dataset", "digits", "--model", "mlp", "--width", "0.25", "--epochs", "2", "--limit", "200"]
 

@@ -9,15 +9,15 @@ import typer
 from rich.console import Console
 
 from tempbalance import __version__
-from tempbalance.bench.command import bench
+from tempbalance.cli.bench import bench
+from tempbalance.cli.study import study
+from tempbalance.cli.terminal import answered, messages, out_folder, stoppable
 from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.options import read_options
 from tempbalance.lab.recipe import SEEDS, find_kind, read_recipe
 from tempbalance.runlog import RunFolder
-from tempbalance.study_commands import study
-from tempbalance.terminal import answered, messages, out_folder, stoppable
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(study, name="study")
@@ -222,7 +222,7 @@ def diagnose(
     Nothing in the file is executed.
     """
     with answered():
-        from tempbalance.diagnose_command import Output, colour, run
+        from tempbalance.cli.diagnose import Output, colour, run
 
         output = Output(form=form, wide=wide, sort=sort, top=top, html=html, figures=figures)
         which = {
@@ -287,7 +287,7 @@ def allocate(
 ) -> None:
     """Allocate sparsity, bit widths or LoRA ranks to the layers of a checkpoint by alpha."""
     with answered():
-        from tempbalance.tell_allocation import tell_allocation
+        from tempbalance.cli.allocate import tell_allocation
 
         options = {
             "tail": tail,
@@ -317,7 +317,3 @@ def report(
 
         for path in write_runs(runs, html, figures):
             typer.echo(path)
-
-
-if __name__ == "__main__":
-    app()

@@ -9,7 +9,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from tempbalance import __version__
-from tempbalance.diagnose_command import diagnose_with_progress, is_same
+from tempbalance.cli.diagnose import diagnose_with_progress, is_same
 from tempbalance.diagnosis.allocation import TARGETS, Allocation, Target, allocate, check_target
 from tempbalance.diagnosis.text import aligned, as_json, cell
 from tempbalance.lab.methods import unknown

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from tempbalance.cli import app
-from tempbalance.diagnose_command import colour
+from tempbalance.cli.diagnose import colour
 from tempbalance.report.text import VERDICT_LOOKS
 from tests.cases import assert_bad_usage, assert_carries
 from tests.checkpoint.hostile import MARKER, VARIABLE, build_case

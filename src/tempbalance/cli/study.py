@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tempbalance.terminal import answered, messages, out_folder, stoppable
+from tempbalance.cli.terminal import answered, messages, out_folder, stoppable
 
 if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings

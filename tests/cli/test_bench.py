@@ -10,8 +10,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from tempbalance.bench.command import bench
 from tempbalance.bench.results import write_results
+from tempbalance.cli.bench import bench
 from tests.bench.cases import known_results
 from tests.cases import assert_bad_usage, assert_carries
 
@@ -114,5 +114,5 @@ def test_an_interruption_before_the_first_round_draws_nothing(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_importing_the_command_loads_neither_torch_nor_numpy():
-    code = "import sys, tempbalance.bench.command; print({'torch', 'numpy', 'altair'} & set(sys.modules))"
+    code = "import sys, tempbalance.cli.bench; print({'torch', 'numpy', 'altair'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -1,0 +1,5 @@
+"""``python -m tempbalance.cli``."""
+
+from tempbalance.cli.app import app
+
+app()
