@@ -279,7 +279,7 @@ def _fabric(recipe: BaseRecipe, logs: Path | None, device: str, devices: int, nu
 
         options["loggers"] = TensorBoardLogger(logs, name="", version="tensorboard")
     try:
-        fabric = Fabric(precision=precision, **options)  # type: ignore[arg-type]
+        fabric = Fabric(precision=full_precision(precision), **options)  # type: ignore[arg-type]
     except Exception as err:  # of several kinds
         asked = f"device {device!r}, devices {devices} and precision {precision!r} cannot be used"
         raise ValueError(f"{asked}: {' '.join(str(err).split())}") from err

@@ -262,7 +262,7 @@ def run_alone(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder}
         return subprocess.run(
             [sys.executable, "-c", ALONE, *arguments],
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             env=environment,
             capture_output=True,
             text=True,
