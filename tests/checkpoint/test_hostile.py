@@ -169,6 +169,7 @@ def test_a_piece_of_a_distributed_checkpoint_with_a_payload_is_refused_when_it_i
     piece = (folder / "__0_0.distcp").read_bytes()
     evil = hostile.archive(hostile.payload_bytes(tmp_path) + b".")
     (folder / "__0_0.distcp").write_bytes(evil + bytes(len(piece) - len(evil)))
+    (tensor,) = read_checkpoint(folder).tensors
     with pytest.raises(CheckpointError):
         tensor.load()
     assert not (tmp_path / hostile.MARKER).exists()

@@ -211,8 +211,6 @@ class _Archive:
                 raise CheckpointError(f"the archive is broken: {shown(info.filename)} lies outside of it")
             if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
                 raise CheckpointError(f"the archive gives two sizes for {shown(info.filename)}")
-            if info.CRC == 0:  # torch.serialization.set_crc32_options(False) writes no checksum
-                del info.CRC
         if (unfolded := sum(info.file_size for info in members)) > _MOST_UNFOLDED * num_bytes:
             raise CheckpointError(
                 f"the archive of {num_bytes:,} bytes unfolds to {unfolded:,}, more than a hundredfold"
@@ -230,9 +228,10 @@ class _Archive:
         return Storage(info.file_size, partial(self._read, info), dtype)
 
     def _read(self, info: zipfile.ZipInfo, start: int, count: int) -> Tensor:
-        """Read some bytes of a member; of all of them the checksum is compared."""
+        """Read some bytes of a member; if all of them, their checksum is compared."""
         with _broken_is_refused(), self.zip.open(info) as member:
-            if info.compress_type != zipfile.ZIP_STORED or count == info.file_size:
+            # torch.serialization.set_crc32_options(False) writes 0 for the checksum
+            if info.compress_type != zipfile.ZIP_STORED or (count == info.file_size and info.CRC != 0):
                 return read_tensor(member, start, count)
             # seeking in a member would read all that is in front
             self.file.seek(info.header_offset)
