@@ -35,13 +35,7 @@ _PART = "part of a quantised weight, scored with it"
 _MOST_STATE_BYTES = 1 << 16
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each column among the eight in an integer
 _STATE = ".quant_state.bitsandbytes__"
-_SCALED = (
-    torch.int8,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-)
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
 _PLAIN_PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.)+")
@@ -78,7 +72,7 @@ def dequantize(tensors: Sequence[StoredTensor], folder: Path | None) -> list[Sto
         elif tensor.dtype == torch.uint8 and any(f"{name}{_STATE}{kind}" in by_name for kind in ("nf4", "fp4")):
             suffixes = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", f"{_STATE}nf4", f"{_STATE}fp4")
             make = partial(_four_bit, name, by_name)
-        elif tensor.dtype in _SCALED and (f"{name}_scale" in by_name or f"{name}_scale_inv" in by_name):
+        elif tensor.dtype in (torch.int8, *_FLOAT8) and (f"{name}_scale" in by_name or f"{name}_scale_inv" in by_name):
             config = _config(folder) if config is None else config
             make = partial(_scaled, name, by_name, config)
         else:

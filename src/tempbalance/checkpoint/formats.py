@@ -35,9 +35,15 @@ from tempbalance.errors import CheckpointError
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".pkl", ".pickle", ".pt2")
 _READABLE = f"{', '.join(SUFFIXES)} files with tensors by name are, and folders of them"
 _HEAD_BYTES = 512
-_ONNX_ADVICE = "load it where it was made and save the state_dict() of the PyTorch model"
-# the first bytes of formats that are not read
-_OTHERS = ((b"GGUF", "GGUF"), (b"\x89HDF\r\n\x1a\n", "HDF5"), (b"\x1f\x8b", "gzip"), (b"\x93NUMPY", "NumPy"))
+_ONNX = "is ONNX, a program with its weights: load it where it was made and save the state_dict() of the PyTorch model"
+_OTHERS = (  # bytes of formats that are not read, and where they stand
+    (b"GGUF", 0, f"is a file of GGUF, which is not read: {_READABLE}"),
+    (b"\x89HDF\r\n\x1a\n", 0, f"is a file of HDF5, which is not read: {_READABLE}"),
+    (b"\x1f\x8b", 0, f"is a file of gzip, which is not read: {_READABLE}"),
+    (b"\x93NUMPY", 0, f"is a file of NumPy with one array, which is not read: {_READABLE}"),
+    (b"ustar", 257, f"is a tar archive (torch wrote them before 0.4), which is not read: {_READABLE}"),
+    (b"version https://git-lfs", 0, "is a pointer of Git LFS, not the weights: fetch them with git lfs pull"),
+)
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
     "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
@@ -89,15 +95,9 @@ def read_content(path: Path) -> Any:
 
 def _refuse_others(head: bytes, suffix: str) -> None:
     """Say what a file of another format is, and what to do."""
-    if suffix == ".onnx" or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b":")):
-        raise CheckpointError(f"is ONNX, a program with its weights: {_ONNX_ADVICE}")
-    if head[257:262] == b"ustar":
-        raise CheckpointError(f"is a tar archive (torch wrote them before 0.4), which is not read: {_READABLE}")
-    for magic, name in _OTHERS:
-        if head.startswith(magic):
-            raise CheckpointError(f"is a file of {name}, which is not read: {_READABLE}")
-    if head.startswith(b"version https://git-lfs"):
-        raise CheckpointError("is a pointer of Git LFS, not the weights: fetch them with git lfs pull")
+    is_onnx = suffix == ".onnx" or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b":"))
+    if found := [_ONNX] if is_onnx else [sentence for magic, at, sentence in _OTHERS if head[at:].startswith(magic)]:
+        raise CheckpointError(found[0])
     if suffix == ".json":
         raise CheckpointError("is an index or a configuration: hand over the folder that it is in")
 

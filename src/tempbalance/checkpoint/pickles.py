@@ -14,7 +14,7 @@ import pickletools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -137,8 +137,8 @@ def _bound(file: Any, most: int) -> None:
 
 
 def _weight(argument: object) -> int:
-    is_long = isinstance(argument, int) and argument.bit_length() > 64
-    return _CHOSEN_HASH + argument.bit_length() // 64 if is_long and isinstance(argument, int) else 1
+    num_bits = argument.bit_length() if isinstance(argument, int) else 0
+    return _CHOSEN_HASH + num_bits // 64 if num_bits > 64 else 1
 
 
 def _chosen(name: str, taken: list[int], under: int) -> int:
@@ -178,7 +178,11 @@ class Inert(metaclass=InertType):
 
     def __new__(cls, /, *args: object, **keywords: object) -> Any:
         """Keep the arguments, or build the description that the name stands for."""
-        return cls.keep(args) if cls.build is None else cls.build(*args)
+        if cls.build is None:
+            return cls.keep(args)
+        if (built := cls.build(*args)) is None:
+            raise CheckpointError(f"its pickle calls {cls.name} in a way that torch.save never does")
+        return built
 
     @classmethod
     def keep(cls, args: tuple[object, ...]) -> Inert:
@@ -225,10 +229,13 @@ class _Unpickler(pickle.Unpickler):
         if full not in self.names:
             if len(self.names) == _MOST_NAMES:
                 raise CheckpointError(f"its pickle has more than {_MOST_NAMES:,} names of classes and functions")
-            build: Any = _BUILDERS.get(full)
-            if full == "torch.storage._load_from_bytes":
-                build = staticmethod(self._load_from_bytes)
-            attributes = {"name": full, "__slots__": (), "dtype": _DTYPES.get(full), "build": build}
+            build = self._load_from_bytes if full == "torch.storage._load_from_bytes" else _BUILDERS.get(full)
+            attributes = {
+                "name": full,
+                "__slots__": (),
+                "dtype": _DTYPES.get(full),
+                "build": build and staticmethod(build),
+            }
             self.names[full] = InertType("Inert", (Inert,), attributes)
         return self.names[full]
 
@@ -243,12 +250,12 @@ class _Unpickler(pickle.Unpickler):
                 return kind
         return Inert.keep((saved_id,))
 
-    def _load_from_bytes(self, *args: object) -> object:
-        """Return the storage that ``pickle.dump`` of a tensor embeds as a file of its own."""
+    def _load_from_bytes(self, content: object) -> object:
+        """Return the storage that ``pickle.dump`` of a tensor embeds as another file."""
         self.num_embedded += 1
-        if len(args) != 1 or not isinstance(args[0], bytes) or self.num_embedded > _MOST_EMBEDDED:
+        if not isinstance(content, bytes) or self.num_embedded > _MOST_EMBEDDED:
             raise CheckpointError("its pickle embeds another file where none belongs")
-        return read_stream(io.BytesIO(args[0]), most=_FEW_INSTRUCTIONS, is_embedded=True)
+        return read_stream(io.BytesIO(content), most=_FEW_INSTRUCTIONS, is_embedded=True)
 
 
 def read_stream(file: io.BufferedIOBase, *, most: int = _MOST_INSTRUCTIONS, is_embedded: bool = False) -> Any:
@@ -304,23 +311,13 @@ def dtype_of(kind: object) -> torch.dtype | None:
     return kind.dtype if isinstance(kind, type) and issubclass(kind, Inert) else None
 
 
-def _tensor(*args: object) -> object:
-    match args:
-        case (Storage() as storage, offset, shape, stride, *rest):
-            return _lazy(view(storage, offset, shape, stride), rest[2:])
-    raise _bad_arguments("a tensor")
-
-
-def _tensor_v3(*args: object) -> object:
-    match args:
-        case (Storage() as storage, offset, shape, stride, _, _, kind, *rest) if (dtype := dtype_of(kind)) is not None:
-            return _lazy(view(storage, offset, shape, stride, dtype), rest)
-    raise _bad_arguments("a tensor")
-
-
-def _lazy(tensor: StoredTensor, metadata: list[object]) -> StoredTensor:
-    """Return the tensor, unless its values still have to be conjugated or negated."""
-    return unreadable(tensor.shape, "a conjugated or negated view", tensor.dtype) if any(metadata) else tensor
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> StoredTensor:
+    """Describe a dense tensor; of the other arguments only the third matters, a dtype or flags, and flags behind it."""
+    dtype = dtype_of(rest[2]) if len(rest) > 2 else None
+    tensor = view(storage, offset, shape, stride, dtype)
+    if any(rest[2:] if dtype is None else rest[3:]):
+        return unreadable(tensor.shape, "a conjugated or negated view, or of an unknown dtype", tensor.dtype)
+    return tensor
 
 
 def _parameter(*args: object) -> object:
@@ -328,26 +325,20 @@ def _parameter(*args: object) -> object:
     return args[0] if args and isinstance(args[0], StoredTensor | Inert) else Inert.keep(args)
 
 
-def _from_type(*args: object) -> object:
-    match args:
-        case (type() as function, _, tuple() as inner, *_) if issubclass(function, Inert):
-            return function(*inner)
-    raise _bad_arguments("a tensor with attributes")
+def _from_type(function: Any, _: object, args: Any, *__: object) -> object:
+    return function(*args) if dtype_of(function) is None and issubclass(function, Inert) else None
 
 
-def _quantized(*args: object) -> object:
+def _quantized(storage: Any, offset: Any, shape: Any, stride: Any, quantizer: object, *_: object) -> StoredTensor:
     """Describe (integer - zero point) x scale, of the whole tensor or channel by channel."""
-    match args:
-        case (Storage() as storage, offset, shape, stride, tuple() as quantizer, *_):
-            held = view(storage, offset, shape, stride)
-            load = _dequantizer(held, quantizer) if held.dtype != storage.dtype else None
-            if load is None:
-                return unreadable(held.shape, "quantized in a way that is not read")
-            return replace(held, dtype=torch.float32, load=load)
-    raise _bad_arguments("a quantized tensor")
+    held = view(storage, offset, shape, stride)
+    load = _dequantizer(held, quantizer) if held.dtype != storage.dtype else None
+    if load is None:
+        return unreadable(held.shape, "quantized in a way that is not read")
+    return replace(held, dtype=torch.float32, load=load)
 
 
-def _dequantizer(held: StoredTensor, quantizer: tuple[object, ...]) -> Callable[[], Tensor] | None:
+def _dequantizer(held: StoredTensor, quantizer: object) -> Callable[[], Tensor] | None:
     match quantizer:
         case (_, float() as scale, int() as zero) if abs(zero) < 2**31:
             return lambda: (held.load().float() - zero) * scale
@@ -360,22 +351,19 @@ def _dequantizer(held: StoredTensor, quantizer: tuple[object, ...]) -> Callable[
     return None
 
 
-def _sparse(*args: object) -> object:
-    match args:
-        case (_, (*parts, tuple() as shape, bool())) | (_, (*parts, tuple() as shape)):
-            values = next((part for part in reversed(parts) if isinstance(part, StoredTensor)), None)
-            if values is not None:
-                num_elements("a sparse tensor", shape)
-                return unreadable(shape, "sparse", values.dtype)
-    raise _bad_arguments("a sparse tensor")
+def _sparse(_: object, parts: Any) -> StoredTensor | None:
+    match parts:
+        case (*held, tuple() as shape, bool()) | (*held, tuple() as shape):
+            num_elements("a sparse tensor", shape)
+            dtypes = [part.dtype for part in held if isinstance(part, StoredTensor)]
+            return unreadable(shape, "sparse", dtypes[-1]) if dtypes else None
+    return None
 
 
-def _meta(*args: object) -> object:
-    match args:
-        case (kind, tuple() as shape, *_) if (dtype := dtype_of(kind)) is not None:
-            num_elements("a meta tensor", shape)
-            return unreadable(shape, "on the meta device, without values", dtype)
-    raise _bad_arguments("a meta tensor")
+def _meta(kind: object, shape: object, *_: object) -> StoredTensor | None:
+    num_elements("a meta tensor", shape)
+    dtype = dtype_of(kind)
+    return unreadable(tuple(cast("Any", shape)), "on the meta device, without values", dtype) if dtype else None
 
 
 def _size(*args: object) -> object:
@@ -395,28 +383,24 @@ def _bytes(*args: object) -> object:
     return Inert.keep(args)
 
 
-def _bad_arguments(what: str) -> CheckpointError:
-    return CheckpointError(f"its pickle describes {what} in a way that torch.save never does")
-
-
-_BUILDERS: dict[str, staticmethod[..., object]] = {
-    name: staticmethod(function)
-    for name, function in {
-        "torch._utils._rebuild_tensor": _tensor,
-        "torch._utils._rebuild_tensor_v2": _tensor,
-        "torch._utils._rebuild_tensor_v3": _tensor_v3,
-        "torch._utils._rebuild_parameter": _parameter,
-        "torch._utils._rebuild_parameter_with_state": _parameter,
-        "torch._utils._rebuild_device_tensor_from_cpu_tensor": _parameter,
-        "torch._utils._rebuild_device_tensor_from_numpy": _parameter,
-        "torch._utils._rebuild_qtensor": _quantized,
-        "torch._utils._rebuild_sparse_tensor": _sparse,
-        "torch._utils._rebuild_meta_tensor_no_storage": _meta,
-        "torch._tensor._rebuild_from_type_v2": _from_type,
-        "torch.Size": _size,
-        "_codecs.encode": _bytes,
-        "builtins.bytearray": _bytes,
-    }.items()
+_TORCH: dict[str, Callable[..., object]] = {
+    "_utils._rebuild_tensor": _tensor,
+    "_utils._rebuild_tensor_v2": _tensor,
+    "_utils._rebuild_tensor_v3": _tensor,
+    "_utils._rebuild_parameter": _parameter,
+    "_utils._rebuild_parameter_with_state": _parameter,
+    "_utils._rebuild_device_tensor_from_cpu_tensor": _parameter,
+    "_utils._rebuild_device_tensor_from_numpy": _parameter,
+    "_utils._rebuild_qtensor": _quantized,
+    "_utils._rebuild_sparse_tensor": _sparse,
+    "_utils._rebuild_meta_tensor_no_storage": _meta,
+    "_tensor._rebuild_from_type_v2": _from_type,
+    "Size": _size,
+}
+_BUILDERS: dict[str, Callable[..., object]] = {
+    **{f"torch.{name}": function for name, function in _TORCH.items()},
+    "_codecs.encode": _bytes,
+    "builtins.bytearray": _bytes,
 }
 
 

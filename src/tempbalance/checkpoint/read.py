@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,16 +37,7 @@ _INDICES = tuple(f"{name}.index.json" for name in _SINGLE)
 _ADAPTER, _ADAPTERS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 _METADATA = ".metadata"
 # what trainers put beside the weights under a suffix of theirs
-_BESIDE = (
-    "optim",
-    "scheduler",
-    "scaler",
-    "rng_state",
-    "training_args",
-    "random_states",
-    "sampler",
-    "custom_checkpoint",
-)
+_BESIDE = re.compile("optim|scheduler|scaler|rng_state|training_args|random_states|sampler|custom_checkpoint")
 
 Found = tuple[list[Weights], list[str]]  # mappings, and what a reader should know
 
@@ -129,7 +121,7 @@ def _read_folder(folder: Path) -> Found:
         return _read_shards(folder, index)
     if _METADATA in names:
         return _read_distributed(folder), []
-    weights = [name for name in names if name.endswith(SUFFIXES) and not any(part in name for part in _BESIDE)]
+    weights = [name for name in names if name.endswith(SUFFIXES) and not _BESIDE.search(name)]
     safe = [name for name in weights if name.endswith(".safetensors")]
     if (single := _only(safe or weights, _SINGLE, SUFFIXES)) is not None:
         others = [name for name in safe if name != single]

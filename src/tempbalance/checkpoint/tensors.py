@@ -32,13 +32,7 @@ _FEWEST_BYTES_A_BRACKET = 8
 # an expanded tensor claims more elements than the file has; small ones do no harm
 _MOST_EXPANDED, _SMALL_BYTES = 16, 1 << 20
 _INTEGERS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_KINDS = {"d": "a folder", "p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device"}
 _reading = threading.Lock()
 
 
@@ -86,8 +80,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _check_regular(mode: int) -> None:
     if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
-        raise CheckpointError(f"is {kind}, not a file")
+        raise CheckpointError(f"is {_KINDS.get(stat.filemode(mode)[0], 'something else')}, not a file")
 
 
 class Section(io.BufferedIOBase):
@@ -291,12 +284,14 @@ def refuse(problem: str) -> NoReturn:
     raise WeightError(problem)
 
 
-def view(storage: Storage, offset: object, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> StoredTensor:
+def view(storage: object, offset: object, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> StoredTensor:
     """Describe a dense tensor, checked against the storage that it is a view of.
 
     Raises:
         CheckpointError: If it does not lie within the storage, or claims many times its size.
     """
+    if not isinstance(storage, Storage):
+        raise CheckpointError("a tensor has no storage")
     dtype = _INTEGERS.get(dtype or storage.dtype, dtype or storage.dtype)
     claimed = num_elements("a tensor", shape) * dtype.itemsize
     is_stride = isinstance(stride, tuple | list) and len(stride) == len(shape)
