@@ -163,18 +163,16 @@ class Inert(metaclass=InertType):
         dtype: The dtype that the name stands for, if it is one or a storage's.
         args: Arguments of its construction.
         state: What it was given by the instruction that sets a state.
-        pairs: Its items as a mapping.
-        elements: Its items as a list or set.
+        items: Its items with their keys; those of a list or set with numbers.
     """
 
-    __slots__ = ("args", "elements", "pairs", "state")
+    __slots__ = ("args", "items", "state")
     name = ""
     dtype: torch.dtype | None = None
     build: Callable[..., object] | None = None
     args: tuple[object, ...]
     state: object
-    pairs: list[tuple[object, object]] | None
-    elements: list[object] | None
+    items: list[tuple[object, object]]
 
     def __new__(cls, /, *args: object, **keywords: object) -> Any:
         """Keep the arguments, or build the description that the name stands for."""
@@ -188,7 +186,7 @@ class Inert(metaclass=InertType):
     def keep(cls, args: tuple[object, ...]) -> Inert:
         """Make an object that has these arguments."""
         made = object.__new__(cls)
-        made.args, made.state, made.pairs, made.elements = args, None, None, None
+        made.args, made.state, made.items = args, None, []
         return made
 
     def __call__(self, /, *args: object, **keywords: object) -> Inert:
@@ -199,13 +197,11 @@ class Inert(metaclass=InertType):
         self.state = state
 
     def __setitem__(self, key: object, value: object) -> None:
-        self.pairs = self.pairs or []
-        self.pairs.append((key, value))
+        self.items.append((key, value))
 
     def append(self, item: object) -> None:
         """Keep an item."""
-        self.elements = self.elements or []
-        self.elements.append(item)
+        self.items.append((len(self.items), item))
 
     add = append
 

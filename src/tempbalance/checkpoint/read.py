@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -74,22 +74,17 @@ def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Tensor], *, ke
     Raises:
         CheckpointError: If there is nothing to read, or it is broken or made to do harm. One line.
     """
-    notes: list[str] = []
-    folder: Path | None = None
     if isinstance(source, Mapping):
-        name, quoted = "mapping", "the mapping"
-    else:
-        path = Path(source)
-        is_folder = os.path.isdir(path)
-        name, folder = (path.resolve().name, path) if is_folder else (path.name, path.parent)
-        quoted = shown(name)
-    with naming(quoted):
-        if isinstance(source, Mapping):
-            found = find_weights(source)
-        elif is_folder:
-            found, notes = _read_folder(path)
-        else:
-            found = find_weights(read_content(path))
+        return _checkpoint("mapping", lambda: (find_weights(source), []), key, None)
+    path = Path(source)
+    if os.path.isdir(path):
+        return _checkpoint(path.resolve().name, lambda: _read_folder(path), key, path)
+    return _checkpoint(path.name, lambda: (find_weights(read_content(path)), []), key, path.parent)
+
+
+def _checkpoint(name: str, find: Callable[[], Found], key: str | None, folder: Path | None) -> Checkpoint:
+    with naming(shown(name)):
+        found, notes = find()
         taken, others, choice = choose(found, key)
         bare = dequantize(without_wrappers(taken.tensors), folder)
     tensors = [replace(tensor, load=partial(_load, name, tensor)) for tensor in bare]

@@ -7,7 +7,6 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import NoneType
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +24,6 @@ _SLOTS = frozenset({
     "mu_product",
 })  # fmt: skip
 _PACKED = "._packed_params._packed_params"  # a quantised linear layer of torch
-_PLAIN = (int, float, complex, str, bytes, bytearray, set, frozenset, NoneType)
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _MOST_WRAPPED = 4
@@ -50,12 +48,6 @@ class Weights:
     key: str = ""
     is_optimizer: bool = False
     num_others: int = 0
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The number of elements in matrices and kernels, and in all tensors."""
-        counts = [(len(each.shape) > 1, math.prod(each.shape)) for each in self.tensors]
-        return sum(count for is_matrix, count in counts if is_matrix), sum(count for _, count in counts)
 
 
 def find_weights(top: object) -> list[Weights]:
@@ -96,7 +88,7 @@ def _tensor_of(value: object) -> StoredTensor | None:
 
 def _holds(value: object) -> bool:
     if isinstance(value, Inert):
-        return bool(value.args or value.state or value.pairs or value.elements)
+        return bool(value.args or value.state or value.items)
     return isinstance(value, Mapping | list | tuple) and len(value) > 0
 
 
@@ -112,24 +104,16 @@ def _entries(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         pairs += value.items()
     elif isinstance(value, list | tuple):
-        pairs += _numbered(value)
+        pairs += enumerate(value)
     elif isinstance(value, Inert):
         pairs += [pair for held in value.args for pair in _pairs_of_argument(held)]
-        pairs += value.pairs or []
-        pairs += _numbered(value.elements or [])
+        pairs += value.items
         if not pairs:  # attributes of a mapping, such as the versions in a state dict, hold no weights
             parts = value.state if isinstance(value.state, tuple) else (value.state,)
             pairs += [pair for part in parts if isinstance(part, dict) for pair in part.items()]
     for key, each in pairs:
         if isinstance(key, str) or (type(key) is int and key.bit_length() < 64):
             yield str(key), each
-
-
-def _numbered(values: Sequence[object]) -> Iterator[tuple[int, object]]:
-    """Iterate over what may hold tensors in a list, which may have a million numbers."""
-    for index, each in enumerate(values):
-        if not isinstance(each, _PLAIN) and not (isinstance(each, Mapping | list | tuple) and len(each) == 0):
-            yield index, each
 
 
 def _pairs_of_argument(held: object) -> list[tuple[object, object]]:
@@ -168,7 +152,7 @@ def _is_module(value: object) -> bool:
 def _elements(names: object) -> set[str]:
     """Return the names in a set, which protocol 2 writes as a call with a list."""
     if isinstance(names, Inert):
-        names = names.elements or (names.args[0] if names.args else None)
+        names = [each for _, each in names.items] or (names.args[0] if names.args else None)
     return {each for each in names if isinstance(each, str)} if isinstance(names, set | frozenset | list) else set()
 
 
@@ -195,16 +179,19 @@ def _module_tensors(prefix: str, module: object, left: list[int], depth: int) ->
 
 def _merge_optimizers(found: list[tuple[Path, dict[str, StoredTensor], int]]) -> list[tuple[Path, Weights]]:
     """Give each optimizer one mapping, instead of one for each parameter."""
-    merged: dict[tuple[Path, bool], Weights] = {}
+    merged: dict[tuple[Path, bool], tuple[list[StoredTensor], int]] = {}
     for path, tensors, num_others in found:
         is_optimizer = bool(path and set(tensors) <= _SLOTS) or any(_OPTIMIZER.search(part) for part in path)
         cut = path.index("state") if is_optimizer and "state" in path else len(path)
         place = path[:cut] or path[:1]
         prefix = "".join(f"{part}." for part in path[len(place) :])
-        before = merged.get((place, is_optimizer), Weights([]))
-        held = [*before.tensors, *(replace(each, name=prefix + name) for name, each in tensors.items())]
-        merged[place, is_optimizer] = Weights(held, ".".join(place), is_optimizer, before.num_others + num_others)
-    return [(place, each) for (place, _), each in merged.items()]
+        held, num_before = merged.get((place, is_optimizer), ([], 0))
+        held += [replace(each, name=prefix + name) for name, each in tensors.items()]
+        merged[place, is_optimizer] = held, num_before + num_others
+    return [
+        (place, Weights(held, ".".join(place), is_optimizer, num_others))
+        for (place, is_optimizer), (held, num_others) in merged.items()
+    ]
 
 
 def _join_tree(found: list[tuple[Path, Weights]]) -> list[Weights]:
@@ -243,21 +230,19 @@ def choose(found: Sequence[Weights], key: str | None) -> tuple[Weights, list[Wei
         what = "only the state of an optimizer" if any(each.tensors for each in found) else "no tensors by name"
         raise CheckpointError(f"holds {what}")
     taken = max(weights, key=_preference)
-    others = [each for each in found if each is not taken]
-    notes = []
-    if taken.key:
-        notes.append(f"weights found under {taken.key!r}")
+    notes = [f"weights found under {taken.key!r}"] if taken.key else []
     if names := [each.key for each in weights if each is not taken]:
         notes.append(f"also holds {_listed(names)}: --key chooses, --list shows all")
     if taken.num_others:
         notes.append(f"{taken.num_others} entries that are not tensors are skipped")
-    return taken, others, notes
+    return taken, [each for each in found if each is not taken], notes
 
 
 def _preference(weights: Weights) -> tuple[int, bool, int]:
-    """Return what the weights to take are largest in; of two of one size, those that are no average of the other."""
-    in_matrices, in_all = weights.size
-    return in_matrices, not _AVERAGE.search(weights.key), in_all
+    """Return the elements in matrices and kernels, whether it is no average of others, and the elements in all."""
+    counts = [(len(each.shape) > 1, math.prod(each.shape)) for each in weights.tensors]
+    in_matrices = sum(count for is_matrix, count in counts if is_matrix)
+    return in_matrices, not _AVERAGE.search(weights.key), sum(count for _, count in counts)
 
 
 def _under(found: Sequence[Weights], key: str) -> tuple[Weights, list[Weights], list[str]]:
