@@ -83,7 +83,7 @@ def read_content(path: Path) -> Any:
     if not head:
         raise CheckpointError("is empty")
     if head.startswith(b"PK"):
-        return _read_archive(Section(path, most=MOST_INDEX_BYTES))
+        return read_archive(Section(path, most=MOST_INDEX_BYTES))
     if head[8:9] != b"{":
         _refuse_others(head, suffix)
     if head[8:9] == b"{" or (suffix == ".safetensors" and not head.startswith(b"\x80")):
@@ -157,7 +157,7 @@ def _opened(file: Section) -> Iterator[Any]:
 # zip archives: torch.save, TorchScript, torch.export, NumPy
 
 
-def _read_archive(file: io.BufferedIOBase) -> Any:
+def read_archive(file: Section) -> Any:
     """Read the content of an archive; that of TorchScript without its program."""
     archive = _Archive(file)
     if archive.has("data.pkl"):
@@ -171,11 +171,6 @@ def _read_archive(file: io.BufferedIOBase) -> Any:
     raise CheckpointError(f"it is a zip archive of none of the kinds that are read: {_READABLE}")
 
 
-def read_saved(file: io.BufferedIOBase) -> Any:
-    """Read the content of an archive that ``torch.save`` wrote into a part of a file."""
-    return _Archive(file).pickled()
-
-
 class _Archive:
     """The members of an archive.
 
@@ -185,7 +180,7 @@ class _Archive:
             hundredfold.
     """
 
-    def __init__(self, file: io.BufferedIOBase) -> None:
+    def __init__(self, file: Section) -> None:
         self.file = file
         with _broken_is_refused():
             self.zip = zipfile.ZipFile(file)
@@ -229,6 +224,7 @@ class _Archive:
 
     def _read(self, info: zipfile.ZipInfo, start: int, count: int) -> Tensor:
         """Read some bytes of a member; if all of them, their checksum is compared."""
+        self.file.block = b""  # read ahead, maybe before the file changed
         with _broken_is_refused(), self.zip.open(info) as member:
             # torch.serialization.set_crc32_options(False) writes 0 for the checksum
             if info.compress_type != zipfile.ZIP_STORED or (count == info.file_size and info.CRC != 0):

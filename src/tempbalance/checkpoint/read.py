@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tempbalance.checkpoint.derived import dequantize, lora_products
-from tempbalance.checkpoint.formats import SUFFIXES, read_content, read_saved
+from tempbalance.checkpoint.formats import SUFFIXES, read_archive, read_content
 from tempbalance.checkpoint.pickles import dtype_of, read_pickle
 from tempbalance.checkpoint.tensors import (
     MOST_INDEX_BYTES,
@@ -254,7 +254,7 @@ def _load_pieces(shape: tuple[int, ...], dtype: torch.dtype, pieces: list[tuple[
     """Put a tensor together; each piece is a file of ``torch.save`` with one tensor, inside a larger file."""
     whole = None if len(pieces) == 1 else torch.zeros(shape, dtype=dtype)
     for spans, section in pieces:
-        piece = read_saved(section)
+        piece = read_archive(section)
         sides = tuple(span.stop - span.start for span in spans)
         if not isinstance(piece, StoredTensor) or piece.problem or (piece.dtype, piece.shape) != (dtype, sides):
             raise CheckpointError(f"a piece is not the tensor that {_METADATA} describes")

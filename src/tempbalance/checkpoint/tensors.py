@@ -134,8 +134,7 @@ class Section(io.BufferedIOBase):
         return super().readline(1000)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a position, and forget what was read ahead."""
-        self.block = b""
+        """Go to a position."""
         self.position = max(0, offset + (0, self.position, self.num_bytes)[whence])
         return self.position
 
@@ -153,6 +152,8 @@ def read_tensor(file: io.BufferedIOBase | IO[bytes], start: int, count: int) -> 
     data = torch.empty(count, dtype=torch.uint8)
     view = memoryview(cast("Any", data.numpy()))
     with _reading:
+        if isinstance(file, Section):
+            file.block = b""  # read ahead, maybe before the file changed
         file.seek(start)
         for first in range(0, count, _STEP_BYTES):
             step = view[first : first + _STEP_BYTES]
