@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def dequantize(tensors: Sequence[StoredTensor], folder: Path | None) -> list[Sto
     by_name = {tensor.name: tensor for tensor in tensors}
     made: dict[str, StoredTensor] = {}
     parts: set[str] = set()
-    config: dict[str, object] | None = None
+    config = cache(partial(_config, folder))
     for name, tensor in by_name.items():
         owner, _, key = name.rpartition(".")
         if tensor.problem or len(tensor.shape) != 2:
@@ -64,17 +64,15 @@ def dequantize(tensors: Sequence[StoredTensor], folder: Path | None) -> list[Sto
         suffixes: tuple[str, ...]
         weight, suffixes = name, ("_scale", "_scale_inv", "_zero_point")
         if key == "qweight":
-            config = _config(folder) if config is None else config
             weight, suffixes = f"{owner}.weight", (".qzeros", ".scales", ".g_idx")
-            make = partial(_packed, owner, by_name, config)
-        elif f"{owner}.SCB" in by_name and tensor.dtype == torch.int8:
+            make = partial(_packed, owner, by_name, config())
+        elif key == "weight" and f"{owner}.SCB" in by_name and tensor.dtype == torch.int8:
             suffixes, make = (".SCB", ".weight_format"), partial(_row_scaled, owner, by_name)
         elif tensor.dtype == torch.uint8 and any(f"{name}{_STATE}{kind}" in by_name for kind in ("nf4", "fp4")):
             suffixes = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", f"{_STATE}nf4", f"{_STATE}fp4")
             make = partial(_four_bit, name, by_name)
         elif tensor.dtype in (torch.int8, *_FLOAT8) and (f"{name}_scale" in by_name or f"{name}_scale_inv" in by_name):
-            config = _config(folder) if config is None else config
-            make = partial(_scaled, name, by_name, config)
+            make = partial(_scaled, name, by_name, config())
         else:
             continue
         try:
@@ -125,8 +123,8 @@ def _four_bit(name: str, by_name: Named) -> Made:
     match state:
         case {"shape": [int() as rows, int() as columns], "blocksize": int() as size} if min(size, rows, columns) > 0:
             absmax = _absmax(name, by_name, state, -(-rows * columns // size))
-            fits = code is not None and code.shape == (16,) and 2 * math.prod(held.shape) == rows * columns
-            if code is not None and absmax is not None and fits:
+            fits = 2 * math.prod(held.shape) == rows * columns
+            if fits and code is not None and code.shape == (16,) and absmax is not None:
                 return (rows, columns), partial(_load_four_bit, held, code, absmax, size, (rows, columns))
     refuse("4-bit, and its quant_state does not fit it")
 
@@ -166,7 +164,7 @@ def _packed(owner: str, by_name: Named, config: Mapping[str, Any]) -> Made:
     weight, groups = by_name[f"{owner}.qweight"], by_name.get(f"{owner}.g_idx")
     zeros, scales = by_name.get(f"{owner}.qzeros"), by_name.get(f"{owner}.scales")
     method, bits = config.get("quant_method"), config.get("bits")
-    if type(bits) is not int or (method, bits) not in {("gptq", 2), ("gptq", 4), ("gptq", 8), ("awq", 4)}:
+    if type(bits) is not int or (method, bits) not in (("gptq", 2), ("gptq", 4), ("gptq", 8), ("awq", 4)):
         said = "packed, and no quantization_config beside it says how" if method is None else "packed in a way not read"
         refuse(f"{said} (quant_method {shown(method)}, bits {shown(bits)})")
     each, is_gptq = 32 // bits, method == "gptq"
