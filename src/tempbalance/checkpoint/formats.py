@@ -260,7 +260,8 @@ def _broken_is_refused() -> Iterator[None]:
     try:
         yield
     except _BROKEN as err:
-        raise CheckpointError(f"the archive is broken or cut off ({type(err).__name__})") from err
+        said = shown(f"{type(err).__name__}: {err}")[1:-1]
+        raise CheckpointError(f"the archive is broken or cut off ({said})") from err
 
 
 def _is_plain(info: zipfile.ZipInfo) -> bool:

@@ -70,11 +70,12 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
     ties, names, outputs = [], set(by_name), _Outputs()
     for tensor in by_name.values():
         made_of = _made_of(tensor, by_name)
-        reason = made_of.problem if made_of else _why_none(tensor, by_name)
+        reason = "" if made_of else _why_none(tensor, by_name)
         if reason:
             found.others[tensor.name] = reason
             continue
         layer = _layer(made_of or tensor, by_name, stacked)
+        layer.skipped = made_of.problem if made_of and made_of.problem else layer.skipped
         if layer.name in names:  # "fc" beside "fc.weight"
             layer.name = tensor.name
         names.add(layer.name)

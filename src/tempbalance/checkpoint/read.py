@@ -243,7 +243,8 @@ def _section(folder: Path, name: str, place: Any) -> Section:
     if place is None or place.get("transform_descriptors"):
         raise CheckpointError(f"a piece of {shown(name)} is in no file, or in one that is transformed")
     start, num_bytes = place["offset"], place["length"]
-    if not (isinstance(start, int) and isinstance(num_bytes, int) and start >= 0 and 0 <= start + num_bytes < 2**62):
+    is_number = isinstance(start, int) and isinstance(num_bytes, int)
+    if not is_number or min(start, num_bytes) < 0 or start + num_bytes >= 2**62:
         raise CheckpointError(f"a piece of {shown(name)} is at no place in a file")
     path = inside(folder, place["relative_path"])
     with naming(shown(path.name)):
