@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tempbalance.checkpoint.tensors import StoredTensor
+from tempbalance.checkpoint.tensors import StoredTensor, shown
 from tempbalance.errors import WeightError
 from tempbalance.model.layers import Layer, is_bias, is_embedding_name, mark_tied
 from tempbalance.spectral.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
@@ -140,7 +140,9 @@ def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> Store
             continue
         parts = [tensor, *(by_name[name] for name in names)]
         load = partial(_combined, combine, *(part.load for part in parts))
-        problem = next((f"{part.name} is {part.problem}" for part in parts if part.problem), _misfit(combine, parts))
+        problem = next(
+            (f"{shown(part.name)} is {part.problem}" for part in parts if part.problem), _misfit(combine, parts)
+        )
         return StoredTensor(f"{owner}weight", tensor.shape, tensor.dtype, load, tensor.tie, problem=problem)
     return None
 
@@ -156,7 +158,7 @@ def _misfit(combine: Callable[..., Tensor], parts: Sequence[StoredTensor]) -> st
     else:
         fits = any(others == [(shape[dim],), (math.prod(shape) // max(shape[dim], 1),)] for dim in (0, 1))
     sides = " and ".join(" x ".join(map(str, other)) for other in others)
-    return "" if fits else f"{parts[1].name} ({sides}) does not fit {parts[0].name} ({' x '.join(map(str, shape))})"
+    return "" if fits else f"{shown(parts[1].name)} ({sides}) does not fit {' x '.join(map(str, shape))}"
 
 
 def _combined(combine: Callable[..., Tensor], *loads: Callable[[], Tensor]) -> Tensor:
