@@ -8,6 +8,7 @@ from torch.nn.utils import parametrizations, prune
 
 from tempbalance.checkpoint import StoredTensor, read_checkpoint
 from tempbalance.checkpoint.layers import infer_layers
+from tempbalance.diagnosis import diagnose
 from tempbalance.lab.images.network import build_network
 from tempbalance.model.layers import find_layers
 from tests.cases import assert_carries, raises
@@ -254,3 +255,37 @@ def test_a_product_of_adapters_has_as_many_eigenvalues_as_its_rank():
     assert layer.shape == (64, 32)
     assert layer.cut(torch.empty(layer.shape, device="meta"))[0].num_eigenvalues == 8
     assert torch.equal(layer.cut(layer.weight())[0].slices[0], core)
+
+
+UNFIT = {
+    "mask": {"weight_orig": (64, 32), "weight_mask": (1, 32)},
+    "weight norm": {"weight_v": (64, 32), "weight_g": (64,)},
+    "weight norm of another size": {"weight_v": (64, 32), "weight_g": (32, 1)},
+    "spectral norm": {"weight_orig": (64, 32), "weight_u": (64,), "weight_v": (1,)},
+    "parametrized weight norm": {
+        "parametrizations.weight.original1": (64, 32),
+        "parametrizations.weight.original0": (1, 1, 1),
+    },
+    "parametrized spectral norm": {
+        "parametrizations.weight.original": (64, 32),
+        "parametrizations.weight.0._u": (1,),
+        "parametrizations.weight.0._v": (32,),
+    },
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_weight_whose_parts_do_not_fit_is_skipped_with_that_reason_and_the_others_are_scored(name):
+    tensors = {f"a.{part}": torch.ones(shape) for part, shape in UNFIT[name].items()}
+    table = diagnose({**tensors, "b.weight": torch.randn(64, 64)})
+    assert [row.name for row in table.scored] == ["b"]
+    assert_carries(table.skipped["a"], "does not fit", "64 x 32")
+
+
+def test_a_weight_whose_part_cannot_be_read_is_skipped_and_the_others_are_scored(tmp_path):
+    mask = torch.ones(64, 64).to_sparse()
+    torch.save({"a.weight_orig": torch.randn(64, 64), "a.weight_mask": mask, "b.weight": torch.randn(64, 64)},
+               tmp_path / "a.pt")  # fmt: skip
+    table = diagnose(tmp_path / "a.pt")
+    assert [row.name for row in table.scored] == ["b"]
+    assert_carries(table.skipped["a"], "sparse")

@@ -164,6 +164,7 @@ def test_a_quantised_linear_layer_of_torch_has_its_weight_and_bias(tmp_path):
         ({"fc.qweight": torch.zeros(8, 8, dtype=torch.int32)}, None, ["quantization_config"]),
         ({"fc.qweight": torch.zeros(8, 8, dtype=torch.int32)}, {"quant_method": "gptq", "bits": 3}, ["'gptq'", 3]),
         ({"fc.qweight": torch.zeros(8, 8, dtype=torch.int32)}, {"quant_method": "awq", "bits": 4}, ["do not fit"]),
+        ({"fc.qweight": torch.zeros(8, 8, dtype=torch.int32)}, {"quant_method": [], "bits": 4}, ["list", 4]),
         ({"fc.weight": torch.zeros(8, 8, dtype=torch.int8)}, None, ["int8", "scale"]),
         ({"fc.weight": torch.zeros(8, 8, dtype=torch.int8), "fc.SCB": torch.ones(3)}, None, ["SCB"]),
         ({"fc.weight": torch.zeros(8, 8, dtype=torch.int8), "fc.weight_scale": torch.ones(3)}, None, ["scales"]),
@@ -185,3 +186,8 @@ def test_a_description_of_4_bit_that_is_broken_is_refused_or_skipped(tmp_path, s
     else:
         with raises(CheckpointError, "JSON"):
             read(tmp_path, tensors)
+
+
+def test_integers_beside_a_scale_of_bitsandbytes_that_are_no_weight_stay_what_they_are(tmp_path):
+    tensors = {"fc.other": torch.ones(8, 8, dtype=torch.int8), "fc.SCB": torch.ones(8)}
+    assert torch.equal(read(tmp_path, tensors)["fc.other"].load(), tensors["fc.other"])

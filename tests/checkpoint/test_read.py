@@ -10,6 +10,7 @@ import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -502,3 +503,46 @@ def test_reading_a_checkpoint_reads_no_tensor(tmp_path, monkeypatch):
     save_file(weights(), tmp_path / "a.safetensors")
     monkeypatch.setattr("tempbalance.checkpoint.formats._load", lambda *_: pytest.fail("read a tensor"))
     assert len(read_checkpoint(tmp_path / "a.safetensors").tensors) == 3
+
+
+# values that changed since they were written
+
+
+def flipped(path: Path, tensor: torch.Tensor) -> None:
+    """Flip a bit in the middle of a tensor's bytes."""
+    content, held = bytearray(path.read_bytes()), tensor.numpy().tobytes()
+    content[content.index(held) + len(held) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "npz"])
+def test_a_flipped_bit_in_an_archive_is_refused_by_its_checksum(tmp_path, suffix):
+    path, state = tmp_path / f"a.{suffix}", {name: torch.randn(60, 60) for name in ("one", "two")}
+    torch.save(state, path) if suffix == "pt" else np.savez(
+        path, **{name: each.numpy() for name, each in state.items()}
+    )
+    flipped(path, state["two"])
+    one, two = read_checkpoint(path).tensors
+    assert torch.equal(one.load(), state["one"])
+    with raises(CheckpointError, path.name, "'two'", "CRC-32"):
+        two.load()
+
+
+def test_an_archive_without_checksums_is_read(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(weights(), tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert_holds(read_checkpoint(tmp_path / "a.pt"), weights())
+
+
+@pytest.mark.parametrize("form", SAVERS)
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path, form):
+    SAVERS[form](weights(), tmp_path / "a")
+    SAVERS[form]({name: value + 1 for name, value in weights().items()}, tmp_path / "b")
+    first, second, _ = read_checkpoint(tmp_path / "a").tensors
+    first.load()
+    os.replace(tmp_path / "b", tmp_path / "a")
+    with raises(CheckpointError, "'a'", "replaced"):
+        second.load()

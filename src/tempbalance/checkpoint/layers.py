@@ -7,6 +7,7 @@ and its state dict give the same table wherever they are named as people name th
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tempbalance.checkpoint.tensors import StoredTensor
+from tempbalance.checkpoint.tensors import StoredTensor, shown
+from tempbalance.errors import WeightError
 from tempbalance.model.layers import Layer, is_bias, is_embedding_name, mark_tied
 from tempbalance.spectral.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
 
@@ -73,6 +75,7 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
             found.others[tensor.name] = reason
             continue
         layer = _layer(made_of or tensor, by_name, stacked)
+        layer.skipped = made_of.problem if made_of and made_of.problem else layer.skipped
         if layer.name in names:  # "fc" beside "fc.weight"
             layer.name = tensor.name
         names.add(layer.name)
@@ -135,13 +138,34 @@ def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> Store
         names = [owner + other for other in others]
         if owner == tensor.name or len(tensor.shape) < 2 or not all(name in by_name for name in names):
             continue
-        load = partial(_combined, combine, tensor.load, *(by_name[name].load for name in names))
-        return StoredTensor(f"{owner}weight", tensor.shape, tensor.dtype, load, tensor.tie)
+        parts = [tensor, *(by_name[name] for name in names)]
+        load = partial(_combined, combine, *(part.load for part in parts))
+        problem = next(
+            (f"{shown(part.name)} is {part.problem}" for part in parts if part.problem), _misfit(combine, parts)
+        )
+        return StoredTensor(f"{owner}weight", tensor.shape, tensor.dtype, load, tensor.tie, problem=problem)
     return None
 
 
+def _misfit(combine: Callable[..., Tensor], parts: Sequence[StoredTensor]) -> str:
+    """Return why parts cannot be combined, some of which torch would broadcast; empty if they can."""
+    shape, *others = (part.shape for part in parts)
+    if combine is _masked:
+        fits = others[0] == shape
+    elif combine is _normed:
+        is_along = len(others[0]) == len(shape)
+        fits = others[0] == () or (is_along and all(a in (1, b) for a, b in zip(others[0], shape, strict=True)))
+    else:
+        fits = any(others == [(shape[dim],), (math.prod(shape) // max(shape[dim], 1),)] for dim in (0, 1))
+    sides = " and ".join(" x ".join(map(str, other)) for other in others)
+    return "" if fits else f"{shown(parts[1].name)} ({sides}) does not fit {' x '.join(map(str, shape))}"
+
+
 def _combined(combine: Callable[..., Tensor], *loads: Callable[[], Tensor]) -> Tensor:
-    return combine(*(load() for load in loads))
+    try:
+        return combine(*(load() for load in loads))
+    except RuntimeError as err:
+        raise WeightError(f"its parts cannot be combined: {str(err).splitlines()[0]}") from err
 
 
 def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:

@@ -1,25 +1,64 @@
-"""A path or a mapping -> a `Checkpoint`: the format by what a file contains, the weights by what they are.
-
-Tensors are read one at a time when asked for.
-"""
+"""A path or a mapping -> a `Checkpoint`: a file, or a folder of shards, of an adapter or of distributed pieces."""
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from tempbalance.checkpoint.contents import find_weights
-from tempbalance.checkpoint.files import naming, shown
-from tempbalance.checkpoint.folders import read_folder
-from tempbalance.checkpoint.formats import read_file
-from tempbalance.checkpoint.quantized import dequantize
-from tempbalance.checkpoint.tensors import Checkpoint, StoredTensor, Weights, choose, without_wrappers
-from tempbalance.errors import CheckpointError, TempBalanceError
+from tempbalance.checkpoint.derived import dequantize, lora_products
+from tempbalance.checkpoint.formats import SUFFIXES, read_archive, read_content
+from tempbalance.checkpoint.pickles import dtype_of, read_pickle
+from tempbalance.checkpoint.tensors import (
+    MOST_INDEX_BYTES,
+    Section,
+    StoredTensor,
+    inside,
+    naming,
+    natural_order,
+    num_elements,
+    read_json,
+    shown,
+)
+from tempbalance.checkpoint.weights import Weights, choose, find_weights, without_wrappers
+from tempbalance.errors import CheckpointError, WeightError
+
+_MOST_SHARDS, _MOST_NESTED = 10_000, 64
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+_INDICES = tuple(f"{name}.index.json" for name in _SINGLE)
+_ADAPTER, _ADAPTERS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
+_METADATA = ".metadata"
+# what trainers put beside the weights under a suffix of theirs
+_BESIDE = re.compile("optim|scheduler|scaler|rng_state|training_args|random_states|sampler|custom_checkpoint")
+
+Found = tuple[list[Weights], list[str]]  # mappings, and what a reader should know
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The tensors of a file, a folder or a mapping.
+
+    Attributes:
+        name: What to call it: the name of the file or folder.
+        tensors: Its weights, in the file's order; those of safetensors files in natural order of their names.
+        key: Where in the file the weights were, such as ``"state_dict"``; empty for the top.
+        notes: What a reader should know, such as that other weights are there too.
+        others: The mappings that were not taken.
+    """
+
+    name: str
+    tensors: tuple[StoredTensor, ...]
+    key: str = ""
+    notes: tuple[str, ...] = ()
+    others: tuple[Weights, ...] = ()
 
 
 def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Tensor], *, key: str | None = None) -> Checkpoint:
@@ -36,23 +75,18 @@ def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Tensor], *, ke
         CheckpointError: If there is nothing to read, or it is broken or made to do harm. One line.
     """
     if isinstance(source, Mapping):
-        with naming("the mapping"):
-            return _checkpoint("mapping", find_weights(source, Tensor, _in_memory), (), key)
+        return _checkpoint("mapping", lambda: (find_weights(source), []), key, None)
     path = Path(source)
-    if not os.path.isdir(path):
-        with naming(shown(path.name)):
-            return _checkpoint(path.name, read_file(path), (), key, path.parent)
-    name = path.resolve().name
+    if os.path.isdir(path):
+        return _checkpoint(path.resolve().name, lambda: _read_folder(path), key, path)
+    return _checkpoint(path.name, lambda: (find_weights(read_content(path)), []), key, path.parent)
+
+
+def _checkpoint(name: str, find: Callable[[], Found], key: str | None, folder: Path | None) -> Checkpoint:
     with naming(shown(name)):
-        found, notes = read_folder(path)
-        return _checkpoint(name, found, notes, key, path)
-
-
-def _checkpoint(
-    name: str, found: list[Weights], notes: tuple[str, ...], key: str | None, folder: Path | None = None
-) -> Checkpoint:
-    taken, others, choice = choose(found, key)
-    bare = dequantize(without_wrappers(taken.tensors), folder)
+        found, notes = find()
+        taken, others, choice = choose(found, key)
+        bare = dequantize(without_wrappers(taken.tensors), folder)
     tensors = [replace(tensor, load=partial(_load, name, tensor)) for tensor in bare]
     return Checkpoint(name, tuple(tensors), taken.key, (*choice, *notes), tuple(others))
 
@@ -61,19 +95,172 @@ def _load(name: str, tensor: StoredTensor) -> Tensor:
     with naming(f"{shown(tensor.name)} of {shown(name)}"):
         try:
             return tensor.load()
-        except TempBalanceError:
-            raise
+        except WeightError as err:
+            raise WeightError(f"{shown(tensor.name)} is {err}") from err
         except (OSError, RuntimeError, MemoryError, ValueError) as err:
             raise CheckpointError(f"{tensor.num_bytes:,} bytes cannot be read: {type(err).__name__}") from err
 
 
-def _in_memory(name: str, tensor: Tensor) -> StoredTensor:
-    return StoredTensor(name, tuple(tensor.shape), tensor.dtype, tensor.detach, _region(tensor))
+# folders
 
 
-def _region(tensor: Tensor) -> tuple[object, ...] | None:
-    """Return the memory of a dense tensor, as something to compare."""
+def _read_folder(folder: Path) -> Found:
+    """Read a folder: an adapter, shards with an index, a distributed checkpoint, or one file."""
     try:
-        return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else None
-    except (RuntimeError, NotImplementedError):
-        return None
+        names = sorted(os.listdir(folder))
+    except OSError as err:
+        raise CheckpointError(f"cannot be listed: {err.strerror}") from err
+    if _ADAPTER in names:
+        return _read_adapter(folder, names)
+    if (index := _only(names, _INDICES, ".index.json")) is not None:
+        return _read_shards(folder, index)
+    if _METADATA in names:
+        return _read_distributed(folder), []
+    weights = [name for name in names if name.endswith(SUFFIXES) and not _BESIDE.search(name)]
+    safe = [name for name in weights if name.endswith(".safetensors")]
+    if (single := _only(safe or weights, _SINGLE, SUFFIXES)) is not None:
+        others = [name for name in safe if name != single]
+        notes = [f"also has {', '.join(map(shown, others[:4]))}: hand over the file"] if others else []
+        return _read_part(folder, single), notes
+    if not weights:
+        raise CheckpointError(f"has no weights: no file ends in {', '.join(SUFFIXES)} and none is an index")
+    raise CheckpointError(f"has {len(weights)} files of weights and no index: hand over one, say {shown(weights[0])}")
+
+
+def _only(names: list[str], preferred: tuple[str, ...], suffixes: str | tuple[str, ...]) -> str | None:
+    """Return the first of the preferred names that is there, or the only one with a suffix."""
+    candidates = [name for name in names if name.endswith(suffixes)]
+    usual = [name for name in preferred if name in names]
+    return usual[0] if usual else candidates[0] if len(candidates) == 1 else None
+
+
+def _read_part(folder: Path, name: str) -> list[Weights]:
+    """Read the mappings of a file of a folder."""
+    path = inside(folder, name)
+    with naming(shown(name)):
+        return find_weights(read_content(path))
+
+
+def _read_adapter(folder: Path, names: list[str]) -> Found:
+    config = read_json(inside(folder, _ADAPTER))
+    present = [name for name in _ADAPTERS if name in names]
+    if not present:
+        raise CheckpointError(f"has {_ADAPTER} but neither {' nor '.join(_ADAPTERS)}")
+    found, _, notes = choose(_read_part(folder, present[0]), None)
+    notes += ["the magnitudes of DoRA are not part of the products"] if config.get("use_dora") else []
+    return [replace(found, tensors=lora_products(found.tensors, config))], notes
+
+
+def _read_shards(folder: Path, index: str) -> Found:
+    shard_of = read_json(inside(folder, index)).get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of or not all(isinstance(each, str) for each in shard_of.values()):
+        raise CheckpointError(f"{shown(index)} has no weight_map of names to files")
+    shards = sorted(set(shard_of.values()), key=natural_order)
+    if len(shards) > _MOST_SHARDS:
+        raise CheckpointError(f"{shown(index)} names {len(shards):,} shards, more than {_MOST_SHARDS:,}")
+    files = [path.stat() for shard in shards if os.path.exists(path := inside(folder, shard))]
+    # one file under a thousand names would be read a thousand times
+    if len({(file.st_dev, file.st_ino) for file in files}) < len(files):
+        raise CheckpointError(f"{shown(index)} names one file as two shards")
+    tensors: list[StoredTensor] = []
+    num_extra = 0
+    for shard in shards:
+        held = choose(_read_part(folder, shard), None)[0].tensors
+        listed = [tensor for tensor in held if shard_of.get(tensor.name) == shard]
+        num_extra += len(held) - len(listed)
+        tensors += listed
+    if len(tensors) < len(shard_of):
+        missing = min(set(shard_of) - {tensor.name for tensor in tensors})
+        raise CheckpointError(f"{shown(index)} says that {shown(missing)} is in {shown(shard_of[missing])}: it is not")
+    tensors.sort(key=lambda tensor: natural_order(tensor.name))  # shards are not in the model's order
+    return [Weights(tensors)], [f"{num_extra} tensors of its shards are not in the index"] if num_extra else []
+
+
+# torch.distributed.checkpoint: a pickle of where each piece of each tensor is, and files of pieces
+
+
+def _read_distributed(folder: Path) -> list[Weights]:
+    """Read the mappings of a folder, whose tensors are put together from their pieces."""
+    path = inside(folder, _METADATA)
+    with naming(_METADATA):
+        metadata = read_pickle(io.BytesIO(Section(path, most=MOST_INDEX_BYTES).read()))
+    try:
+        return find_weights(_tree(folder, metadata.state))
+    except (AttributeError, TypeError, LookupError) as err:
+        raise CheckpointError(f"{_METADATA} is not what torch.distributed.checkpoint writes") from err
+
+
+def _tree(folder: Path, state: Any) -> dict[str, Any]:
+    """Return the state dict as it was before its names were joined, with tensors for its leaves."""
+    places = {
+        _place(key.state["fqn"], key.state["offset"]): info.state
+        for key, info in state["storage_data"].items()
+        if key.state.get("offset") is not None
+    }
+    paths = state.get("planner_data") or {}
+    tree: dict[str, Any] = {}
+    for name, entry in state["state_dict_metadata"].items():
+        if entry.name.endswith(".TensorStorageMetadata"):
+            path = paths.get(name, (name,))
+            is_plain = isinstance(path, tuple) and all(isinstance(part, str | int) for part in path)
+            if not is_plain or not 0 < len(path) <= _MOST_NESTED:
+                raise CheckpointError(f"{_METADATA} has no path for {shown(name)}")
+            *parents, leaf = (part if isinstance(part, str) else shown(part) for part in path)
+            branch = tree
+            for part in parents:
+                branch = branch.setdefault(part, {})
+            branch[leaf] = _distributed_tensor(folder, name, entry.state, places)
+    return tree
+
+
+def _place(name: str, offsets: Any) -> tuple[str, str]:
+    """Return a key for a piece; text, as numbers could be chosen to collide."""
+    num_elements(f"the place of a piece of {shown(name)}", offsets)
+    return name, ",".join(map(str, offsets))
+
+
+def _distributed_tensor(folder: Path, name: str, state: Any, places: Mapping[Any, Any]) -> StoredTensor:
+    """Describe a tensor whose pieces have the right size in total, each at another offset."""
+    shape, dtype = state["size"], dtype_of(state["properties"].state[0])
+    count = num_elements(f"tensor {shown(name)}", shape)
+    chunks = {_place(name, chunk.state["offsets"]): chunk.state for chunk in state["chunks"]}
+    num_covered = sum(num_elements(f"a piece of {shown(name)}", chunk["sizes"]) for chunk in chunks.values())
+    if dtype is None or len(chunks) != len(state["chunks"]) or num_covered != count:
+        raise CheckpointError(f"the pieces of {shown(name)} do not make up the whole tensor")
+    pieces = []
+    for place, chunk in chunks.items():
+        fits = len(chunk["offsets"]) == len(chunk["sizes"]) == len(shape)
+        ends = [low + side for low, side in zip(chunk["offsets"], chunk["sizes"], strict=fits)]
+        if not fits or any(end > side for end, side in zip(ends, shape, strict=True)):
+            raise CheckpointError(f"a piece of {shown(name)} reaches beyond the tensor")
+        spans = tuple(slice(low, end) for low, end in zip(chunk["offsets"], ends, strict=True))
+        pieces.append((spans, _section(folder, name, places.get(place))))
+    return StoredTensor(name, shape, dtype, partial(_load_pieces, shape, dtype, pieces))
+
+
+def _section(folder: Path, name: str, place: Any) -> Section:
+    """Return the part of a file that a piece is in."""
+    if place is None or place.get("transform_descriptors"):
+        raise CheckpointError(f"a piece of {shown(name)} is in no file, or in one that is transformed")
+    start, num_bytes = place["offset"], place["length"]
+    is_number = isinstance(start, int) and isinstance(num_bytes, int)
+    if not is_number or min(start, num_bytes) < 0 or start + num_bytes >= 2**62:
+        raise CheckpointError(f"a piece of {shown(name)} is at no place in a file")
+    path = inside(folder, place["relative_path"])
+    with naming(shown(path.name)):
+        return Section(path, most=MOST_INDEX_BYTES, start=start, num_bytes=num_bytes)
+
+
+def _load_pieces(shape: tuple[int, ...], dtype: torch.dtype, pieces: list[tuple[tuple[slice, ...], Section]]) -> Tensor:
+    """Put a tensor together; each piece is a file of ``torch.save`` with one tensor, inside a larger file."""
+    whole = None if len(pieces) == 1 else torch.zeros(shape, dtype=dtype)
+    for spans, section in pieces:
+        piece = read_archive(section)
+        sides = tuple(span.stop - span.start for span in spans)
+        if not isinstance(piece, StoredTensor) or piece.problem or (piece.dtype, piece.shape) != (dtype, sides):
+            raise CheckpointError(f"a piece is not the tensor that {_METADATA} describes")
+        if whole is None:
+            return piece.load()
+        whole[spans] = piece.load()
+    assert whole is not None
+    return whole

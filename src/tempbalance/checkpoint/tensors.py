@@ -1,26 +1,230 @@
-"""Named tensors that are read when asked for, and the mappings of them that a file holds."""
+"""Bytes of files that nobody trusts, and tensors in them that are read when asked for."""
 
 from __future__ import annotations
 
+import io
+import json
 import math
+import os
 import re
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+import stat
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
-from tempbalance.checkpoint.files import shown
-from tempbalance.errors import CheckpointError
+from tempbalance.errors import CheckpointError, WeightError
 
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-_MOST_WRAPPED = 4
-_MOST_NAMED = 8
-_AVERAGE = re.compile(r"ema|shadow|average|swa|teacher", re.IGNORECASE)
+# headers and indices that describe tensors; the largest in use, of 140,000 tensors, has 14 MB
+MOST_INDEX_BYTES = 20 << 20
+# pickles, which may hold arrays of NumPy
+MOST_PICKLE_BYTES = 64 << 20
+_MOST_SHOWN = 80
+_BLOCK_BYTES, _STEP_BYTES = 1 << 16, 1 << 20
+# a header has one brace and two brackets for each tensor; more is made to fill memory
+_FEWEST_BYTES_A_BRACKET = 8
+# an expanded tensor claims more elements than the file has; small ones do no harm
+_MOST_EXPANDED, _SMALL_BYTES = 16, 1 << 20
+_INTEGERS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
+_KINDS = {"d": "a folder", "p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device"}
+_reading = threading.Lock()
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+def shown(value: object) -> str:
+    """Quote a value that comes from a file, for a message: control characters escaped, cut."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= _MOST_SHOWN else value[: _MOST_SHOWN - 3] + "...")
+    if isinstance(value, int) and abs(value) < 2**63:
+        return str(value)
+    return f"a {type(value).__name__}"
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a key by which ``layers.2`` comes before ``layers.10``."""
+    parts = re.split("([0-9]+)", name)
+    return [(len(part.lstrip("0")), part.lstrip("0")) if index % 2 else (0, part) for index, part in enumerate(parts)]
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Put a name in front of each refusal inside."""
+    try:
+        yield
+    except CheckpointError as err:
+        raise CheckpointError(f"{what}: {err}") from err
+
+
+# files
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a regular file; a FIFO, a socket or a device is refused before it could block or act."""
+    try:
+        _check_regular(path.stat().st_mode)
+        file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115  (returned to the caller)
+        _check_regular(os.fstat(file.fileno()).st_mode)
+        return file
+    except OSError as err:
+        raise CheckpointError(f"cannot be read: {err.strerror or type(err).__name__}") from err
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check_regular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"is {_KINDS.get(stat.filemode(mode)[0], 'something else')}, not a file")
+
+
+class Section(io.BufferedIOBase):
+    """Some or all bytes of a file, opened for each read, as a folder may have more files than a process may open.
+
+    Raises:
+        CheckpointError: If the file ends earlier, is no longer the same file, or is read in pieces of more than
+            ``most`` bytes.
+    """
+
+    def __init__(self, path: Path, *, most: int = MOST_PICKLE_BYTES, start: int = 0, num_bytes: int | None = None):
+        self.path, self.most, self.start = path, most, start
+        self.position, self.block_start, self.block = 0, 0, b""
+        self.identity: tuple[int, int, int, int] | None = None
+        with self.open() as file:
+            size = os.fstat(file.fileno()).st_size
+        self.num_bytes = size if num_bytes is None else num_bytes
+        if start + self.num_bytes > size:
+            raise CheckpointError(f"{shown(path.name)} ends before one of its tensors")
+
+    def open(self) -> io.BufferedReader:
+        """Open the file, which must be the one of the first time."""
+        file = open_file(self.path)
+        found = os.fstat(file.fileno())
+        identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        self.identity = self.identity or identity
+        if identity != self.identity:
+            file.close()
+            raise CheckpointError("was replaced or changed while it was read")
+        return file
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        """Read some bytes, or all that are left."""
+        left = max(0, self.num_bytes - self.position)
+        wanted = left if count is None or count < 0 else min(count, left)
+        if wanted > self.most:
+            raise CheckpointError(f"has {wanted:,} bytes where at most {self.most:,} describe tensors")
+        begin = self.position - self.block_start
+        if begin < 0 or begin + wanted > len(self.block):
+            with self.open() as file:
+                file.seek(self.start + self.position)
+                self.block, self.block_start, begin = file.read(max(wanted, min(left, _BLOCK_BYTES))), self.position, 0
+        data = self.block[begin : begin + wanted]
+        if len(self.block) > _BLOCK_BYTES:
+            self.block = b""
+        self.position += len(data)
+        return data
+
+    def readline(self, limit: int | None = -1, /) -> bytes:
+        """Read up to the end of a line, or a thousand bytes."""
+        return super().readline(1000)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a position."""
+        self.position = max(0, offset + (0, self.position, self.num_bytes)[whence])
+        return self.position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self.position
+
+    def seekable(self) -> bool:
+        """Return whether it can go to a position, which it can."""
+        return True
+
+
+def read_tensor(file: io.BufferedIOBase | IO[bytes], start: int, count: int) -> Tensor:
+    """Read bytes of a file into a tensor."""
+    data = torch.empty(count, dtype=torch.uint8)
+    view = memoryview(cast("Any", data.numpy()))
+    with _reading:
+        if isinstance(file, Section):
+            file.block = b""  # read ahead, maybe before the file changed
+        file.seek(start)
+        for first in range(0, count, _STEP_BYTES):
+            step = view[first : first + _STEP_BYTES]
+            if cast("Any", file).readinto(step) != len(step):
+                raise CheckpointError("the file ends too early")
+    return data
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read a small JSON file that describes others."""
+    with naming(shown(path.name)):
+        content = Section(path, most=MOST_INDEX_BYTES).read()
+    return parse_json(content, shown(path.name))
+
+
+def parse_json(text: bytes, what: str) -> dict[str, object]:
+    """Parse a JSON object in which no key may stand twice.
+
+    Raises:
+        CheckpointError: If it is not JSON, not an object, repeats a key, or nests or branches beyond reason.
+    """
+    if text.count(b"{") + text.count(b"[") > 64 + len(text) // _FEWEST_BYTES_A_BRACKET:
+        raise CheckpointError(f"{what} has more brackets than tensors could need")
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=partial(_unique, what))
+    except (ValueError, RecursionError) as err:
+        raise CheckpointError(f"{what} is not JSON: {type(err).__name__}") from err
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{what} is not a JSON object")
+    return value
+
+
+def _unique(what: str, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    items = dict(pairs)
+    if len(items) < len(pairs):
+        raise CheckpointError(f"{what} has a key twice")
+    return items
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return a file of a folder by the name that something in the folder gives it.
+
+    Links are followed as long as they stay in the folder. In a Hugging Face cache, whose snapshots are folders of links
+    to ``../../blobs``, they may lead anywhere in the cache folder of the same model.
+
+    Raises:
+        CheckpointError: If it lies, or its link leads, outside.
+    """
+    home = Path(os.path.realpath(folder))
+    is_snapshot = home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--")
+    limit = home.parent.parent if is_snapshot else home
+    if "\0" in name or name != name.encode("utf-8", "replace").decode():
+        raise CheckpointError(f"something in it names {shown(name)}, which no file is called")
+    named = Path(os.path.normpath(home / name))
+    if home not in named.parents or limit not in Path(os.path.realpath(named)).parents:
+        raise CheckpointError(f"something in it names {shown(name)}, which lies outside of it")
+    return named
+
+
+# tensors
+
+
+class _Fixed:
+    """An object of ours that a pickle can hold and not change."""
+
+    def __setstate__(self, _: object) -> NoReturn:
+        raise CheckpointError(f"its pickle sets the state of a {type(self).__name__}, which torch.save never does")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTensor(_Fixed):
     """A tensor in a file.
 
     Attributes:
@@ -48,117 +252,78 @@ class StoredTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class Weights:
-    """One mapping of names to tensors in a file or folder.
+@dataclass(frozen=True, eq=False)
+class Storage(_Fixed):
+    """The bytes behind one or more tensors; ``read`` takes a start and a count and gives a uint8 tensor."""
 
-    Attributes:
-        tensors: The tensors.
-        key: Its place in the file, such as ``state_dict`` or ``ema.module``; empty for the top.
-        is_optimizer: Whether it is the state of an optimizer.
-        num_others: How many entries are no tensors.
-    """
-
-    tensors: Sequence[StoredTensor]
-    key: str = ""
-    is_optimizer: bool = False
-    num_others: int = 0
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The number of elements in matrices and kernels, and in all tensors."""
-        counts = [(len(each.shape) > 1, math.prod(each.shape)) for each in self.tensors]
-        return sum(count for is_matrix, count in counts if is_matrix), sum(count for _, count in counts)
+    num_bytes: int
+    read: Callable[[int, int], Tensor]
+    dtype: torch.dtype = torch.uint8
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The tensors of a file, a folder or a mapping.
-
-    Attributes:
-        name: What to call it: the name of the file or folder.
-        tensors: Its weights, in the file's order; those of safetensors files in natural order of their names.
-        key: Where in the file the weights were, such as ``"state_dict"``; empty for the top.
-        notes: What a reader should know, such as that other weights are there too.
-        others: The mappings that were not taken.
-    """
-
-    name: str
-    tensors: tuple[StoredTensor, ...]
-    key: str = ""
-    notes: tuple[str, ...] = ()
-    others: tuple[Weights, ...] = ()
-
-
-def choose(found: Sequence[Weights], key: str | None) -> tuple[Weights, list[Weights], list[str]]:
-    """Choose a mapping: by its key, or the largest that is not an optimizer's.
-
-    Returns:
-        The mapping, the others, and notes on the choice.
+def num_elements(what: str, shape: object) -> int:
+    """Return the product of a shape that comes from a file.
 
     Raises:
-        CheckpointError: If there is none, or none under the key.
+        CheckpointError: If it is no tuple or list of lengths that a tensor could have.
     """
-    if key is not None:
-        return _under(found, key)
-    weights = [each for each in found if not each.is_optimizer and each.tensors]
-    if not weights:
-        what = "only the state of an optimizer" if any(each.tensors for each in found) else "no tensors by name"
-        raise CheckpointError(f"holds {what}")
-    taken = max(weights, key=_preference)
-    others = [each for each in found if each is not taken]
-    notes = []
-    if taken.key:
-        notes.append(f"weights found under {taken.key!r}")
-    if names := [each.key for each in weights if each is not taken]:
-        notes.append(f"also holds {_listed(names)}: --key chooses, --list shows all")
-    if taken.num_others:
-        notes.append(f"{taken.num_others} entries that are not tensors are skipped")
-    return taken, others, notes
+    is_shape = isinstance(shape, tuple | list) and len(shape) <= 64
+    sides: Any = shape if is_shape else [-1]
+    is_possible = all(type(side) is int and 0 <= side < 2**62 for side in sides)
+    if is_possible and math.prod(max(side, 1) for side in sides) < 2**62:
+        return math.prod(sides)
+    raise CheckpointError(f"{what} has a shape that no tensor can have")
 
 
-def _preference(weights: Weights) -> tuple[int, bool, int]:
-    """Return what the weights to take are largest in; of two of one size, those that are no average of the other."""
-    in_matrices, in_all = weights.size
-    return in_matrices, not _AVERAGE.search(weights.key), in_all
+def unreadable(shape: Sequence[int], problem: str, dtype: torch.dtype = torch.uint8, name: str = "") -> StoredTensor:
+    """Describe a tensor that can be listed and not read."""
+    return StoredTensor(name, tuple(shape), dtype, partial(refuse, problem), problem=problem)
 
 
-def _under(found: Sequence[Weights], key: str) -> tuple[Weights, list[Weights], list[str]]:
-    """Choose the mapping with a key, or all those below it as one."""
-    exact = [each for each in found if each.key == key]
-    below = exact[:1] or [each for each in found if each.key.startswith(f"{key}.") or key in ("", ".")]
-    if not any(each.tensors for each in below):
-        raise CheckpointError(f"has no tensors under {shown(key)}; it has {_listed([each.key for each in found])}")
-    others = [each for each in found if each not in below]
-    if exact:
-        return exact[0], others, []
-    cut = len(key) + 1 if key not in ("", ".") else 0
-    tensors = [
-        replace(tensor, name=f"{each.key[cut:]}.{tensor.name}".lstrip(".")) for each in below for tensor in each.tensors
-    ]
-    return Weights(tensors, key), others, []
+def refuse(problem: str) -> NoReturn:
+    """Refuse to read a tensor."""
+    raise WeightError(problem)
 
 
-def _listed(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
-    return (", ".join(shown(key) for key in keys[:_MOST_NAMED]) or "nothing") + more
+def view(storage: object, offset: object, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> StoredTensor:
+    """Describe a dense tensor, checked against the storage that it is a view of.
 
-
-def without_wrappers(tensors: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:
-    """Return the tensors under the names that the bare model gives them.
-
-    Names stay as they are where two would become one.
+    Raises:
+        CheckpointError: If it does not lie within the storage, or claims many times its size.
     """
-    names = [".".join(part for part in tensor.name.split(".") if part not in _WRAPPERS) for tensor in tensors]
-    for _ in range(_MOST_WRAPPED):
-        if all(name.startswith("module.") for name in names):
-            names = [name.removeprefix("module.") for name in names]
-    if len(set(names)) < len(names):
-        return tuple(tensors)
-    return tuple(replace(tensor, name=name) for tensor, name in zip(tensors, names, strict=True))
+    if not isinstance(storage, Storage):
+        raise CheckpointError("a tensor has no storage")
+    dtype = _INTEGERS.get(dtype or storage.dtype, dtype or storage.dtype)
+    claimed = num_elements("a tensor", shape) * dtype.itemsize
+    is_stride = isinstance(stride, tuple | list) and len(stride) == len(shape)
+    if not is_stride or not all(type(step) is int and 0 <= step < 2**62 for step in stride):
+        raise CheckpointError("a tensor has strides that do not fit its shape")
+    if type(offset) is not int or offset < 0:
+        raise CheckpointError(f"a tensor begins at {shown(offset)} of its storage")
+    # the elements of the storage from the first to the last
+    span = 0 if 0 in shape else 1 + sum((side - 1) * step for side, step in zip(shape, stride, strict=True))
+    if (offset + span) * dtype.itemsize > storage.num_bytes:
+        sides = " x ".join(str(side) for side in shape[:8])
+        raise CheckpointError(f"a tensor of shape {sides} reaches beyond its storage")
+    if claimed > _SMALL_BYTES and claimed > _MOST_EXPANDED * storage.num_bytes:
+        raise CheckpointError(f"a tensor claims {claimed:,} bytes, its storage has {storage.num_bytes:,}")
+    place = (storage, offset, tuple(shape), tuple(stride))
+    return StoredTensor("", tuple(shape), dtype, partial(_load_view, *place, span, dtype), place)
 
 
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """A key by which ``layers.2`` comes before ``layers.10``."""
-    parts = re.split("([0-9]+)", name)
-    return [(len(part.lstrip("0")), part.lstrip("0")) if index % 2 else (0, part) for index, part in enumerate(parts)]
+def _load_view(
+    storage: Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], span: int, dtype: torch.dtype
+) -> Tensor:
+    if span == 0:
+        return torch.empty(shape, dtype=dtype)
+    data = storage.read(offset * dtype.itemsize, span * dtype.itemsize)
+    return data.view(dtype).as_strided(shape, stride)
+
+
+def in_memory(tensor: Tensor) -> StoredTensor:
+    """Describe a tensor that is in memory."""
+    try:
+        place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else None
+    except (RuntimeError, NotImplementedError):  # sparse, meta
+        place = None
+    return StoredTensor("", tuple(tensor.shape), tensor.dtype, tensor.detach, place)
