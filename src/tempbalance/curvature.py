@@ -35,7 +35,7 @@ def hessian_eigenvalues(
     """The largest eigenvalues of the Hessian of the mean loss over all samples (Eq. 8).
 
     Args:
-        model: Any module; frozen parameters are left out, tied ones count once.
+        model: Any module; frozen parameters are skipped, tied ones count once.
         loss: Takes the model's outputs and the targets of a batch to their mean over it, a scalar tensor.
         data: Pairs of inputs, a tensor, and targets; the same batches each time it is gone through, as of a list or of
             a DataLoader that does not shuffle. Memory grows with the batches, not with their number.

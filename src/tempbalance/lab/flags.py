@@ -41,7 +41,7 @@ _TEXTS = {
     "start": (BALANCING, "Epochs before the first scoring."),
     "score_first": (BALANCING, "Score the first layer too."),
     "score_last": (BALANCING, "Score the last layer too."),
-    "min_eigenvalues": (BALANCING, "Layers with fewer are left out."),
+    "min_eigenvalues": (BALANCING, "Layers with fewer are skipped."),
     "reference": (BALANCING, f"What alpha is divided by: {', '.join(REFERENCES)}, that of a random matrix."),
     "windows": (BALANCING, "Pool square windows of a matrix: square, or their side."),
     "keep_mean": (BALANCING, "Divide scales by their mean, so that they average to 1."),

@@ -59,7 +59,7 @@ def section(heading: str, *content: str) -> str:
 
 
 def facts(values: Mapping[str, Any]) -> str:
-    """Names and values in short; values that are ``None`` or empty are left out."""
+    """Names and values in short; values that are ``None`` or empty are not shown."""
     pairs = [
         f"<div><dt>{named(name.replace('_', ' '))}</dt><dd>{named(_plain(value))}</dd></div>"
         for name, value in values.items()

@@ -22,7 +22,7 @@ _COLUMNS = (
     Column("sd of it", "Standard deviation of those differences"),
     Column("pairs", "Seeds that both methods have"),
 )
-_END = "First and last layers have no score in the logs, unless the recipe says so, and are left out as in the paper."
+_END = "First and last layers have no score in the logs, unless the recipe says so, and are skipped as in the paper."
 _CAPTIONS = {
     "accuracy": "Mean over the seeds; the band goes from the lowest seed to the highest.",
     "loss": "Cross entropy, mean over the seeds; the band goes from the lowest seed to the highest.",
