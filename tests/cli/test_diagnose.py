@@ -39,7 +39,7 @@ def test_the_table_has_a_line_for_each_scored_layer_and_says_what_was_skipped(ch
     assert sum(line.startswith("layer") and " x " in line for line in lines) == 8
     (conv,) = [line for line in lines if "layer1.0.conv1" in line]
     assert_carries(conv, "skipped", 16, "min_eigenvalues", 50)
-    assert_carries(lines[10], "every layer")  # the summary begins with what to do
+    assert_carries(lines[10], "every scored layer")  # the summary begins with what to do
     assert_carries(lines[11], "median", "8 random-like")
 
 
@@ -255,3 +255,11 @@ def test_the_command_reads_a_file_and_refuses_another_in_a_process_of_its_own(ch
 def test_nothing_of_torch_is_loaded_for_help():
     code = "import sys; from tempbalance.cli import app; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_page_is_not_written_over_a_file_of_the_folder_that_is_diagnosed(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"fc.weight": torch.randn(64, 64)}, path)
+    before = path.read_bytes()
+    assert_bad_usage(run(tmp_path, "--html", path), "model.safetensors")
+    assert path.read_bytes() == before

@@ -572,11 +572,11 @@ def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, carried)
 
 def test_the_number_and_the_side_that_gets_more_must_be_given(checkpoint):
     result = run(checkpoint, "--target", "sparsity=0.5", "--by", "alpha")
-    assert_bad_usage(result, "more_where", "larger, smaller", None)
+    assert_bad_usage(result, "more_where", "larger or smaller")
     result = CliRunner().invoke(
         app, ["allocate", str(checkpoint), "--target", "sparsity=0.5", "--more-where", "larger"]
     )
-    assert_bad_usage(result, "by", "alpha, alpha_over_random", None)
+    assert_bad_usage(result, "by", "alpha or alpha_over_random")
 
 
 def test_a_file_that_diagnose_refuses_is_refused_and_nothing_is_written(tmp_path):

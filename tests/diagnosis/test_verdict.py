@@ -174,14 +174,24 @@ def test_a_search_for_the_threshold_is_less_certain_than_a_fixed_one():
     assert judge(rows, tail="peak")[-1].verdict == "typical"
 
 
-def test_two_layers_are_not_compared_with_each_other():
-    assert {row.verdict for row in judge([row_of("a", ratio=0.5), row_of("b", ratio=0.9)])} == {"typical"}
+def test_two_layers_are_not_compared_with_each_other_and_the_advice_says_so():
+    rows = judge([row_of("a", ratio=0.5), row_of("b", ratio=0.9)])
+    assert {row.verdict for row in rows} == {"typical"}
+    assert "too few" in advise(rows)
+
+
+def test_searched_tails_are_compared_from_eight_layers_on():
+    ratios = [0.3, 0.31, 0.32, 0.3, 0.31, 0.29, 0.9, 0.3]
+    rows = [row_of(f"layer{place}", ratio=ratio) for place, ratio in enumerate(ratios)]
+    assert "under-trained" in {row.verdict for row in judge(rows[1:])}
+    assert {row.verdict for row in judge(rows[1:], tail="peak")} == {"typical"}
+    assert "under-trained" in {row.verdict for row in judge(rows, tail="peak")}
 
 
 @pytest.mark.parametrize(
     ("verdicts", "carried"),
     [
-        (["random-like"] * 2, ["every layer"]),
+        (["random-like"] * 2, ["every scored layer"]),
         (["random-like", "typical"], ["Check", "layer0"]),
         (["under-trained", "typical"], ["Train", "layer0", "learning rate"]),
         (["random-like", "under-trained"], ["Train layer1", "check", "layer0 looks random"]),
@@ -200,3 +210,13 @@ def test_the_advice_is_one_sentence_that_names_layers(verdicts, carried):
 
 def test_each_verdict_has_a_look():
     assert tuple(VERDICT_LOOKS) == VERDICTS
+
+
+@pytest.mark.parametrize("place", [(5,), (slice(None), slice(0, 3))])
+def test_a_layer_with_large_rows_or_columns_is_not_random(place):
+    torch.manual_seed(0)
+    weight = torch.randn(256, 256)
+    weight[place] *= 30
+    (row,) = diagnose({"fc.weight": weight}).judged
+    assert row.excess > 0.1
+    assert row.verdict != "random-like"

@@ -37,7 +37,9 @@ _INDICES = tuple(f"{name}.index.json" for name in _SINGLE)
 _ADAPTER, _ADAPTERS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 _METADATA = ".metadata"
 # what trainers put beside the weights under a suffix of theirs
-_BESIDE = re.compile("optim|scheduler|scaler|rng_state|training_args|random_states|sampler|custom_checkpoint")
+_BESIDE = re.compile(
+    r"(^|[._-])(optim(izer)?s?|scheduler|scaler|rng_state|training_args|random_states|sampler|custom_checkpoint)([._-]|$)"
+)
 
 Found = tuple[list[Weights], list[str]]  # mappings, and what a reader should know
 

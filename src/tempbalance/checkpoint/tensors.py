@@ -130,8 +130,12 @@ class Section(io.BufferedIOBase):
         return data
 
     def readline(self, limit: int | None = -1, /) -> bytes:
-        """Read up to the end of a line, or a thousand bytes."""
-        return super().readline(1000)
+        """Read up to the end of a line, or a thousand bytes, in one go: a file may have a line for each byte."""
+        start = self.position
+        line = self.read(1000)
+        end = line.find(b"\n") + 1 or len(line)
+        self.position = start + end
+        return line[:end]
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """Go to a position."""

@@ -265,7 +265,7 @@ def allocate(
     more_where: Annotated[
         _Text, typer.Option(help="Must be given: larger or smaller, where layers get more of the target.")
     ] = None,
-    spread: Annotated[float, typer.Option(help="Shares go from 1 - SPREAD to 1 + SPREAD times the mean.")] = 0.3,
+    spread: Annotated[float, typer.Option(help="Shares lie on a line from 1 - SPREAD to 1 + SPREAD.")] = 0.3,
     lora_alpha: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(help="peft's lora_alpha at the mean rank; without it that rank."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -96,6 +97,8 @@ def run(
         return render_list(list_tensors(sources[0], **which), output.form)
     if len(sources) > 1 and output.is_of_one:
         raise ValueError("--html, --figures, --sort, --top and --wide are about one checkpoint: not with --against")
+    if output.html is not None or output.figures is not None:
+        import_module("tempbalance.report.layer_page")  # a missing extra is an error before the work, not after
     diagnoses = [diagnose_with_progress(source, {**which, **how}, console) for source in sources]
     for each in diagnoses:
         _check_judged(each)
@@ -106,8 +109,10 @@ def run(
 
 
 def is_same(page: Path, source: str) -> bool:
-    """Return whether a page would be written over the checkpoint."""
-    return page.exists() and Path(source).exists() and page.samefile(source)
+    """Return whether a page would be written over the checkpoint, or over a file in its folder."""
+    if not page.exists() or not Path(source).exists():
+        return False
+    return page.samefile(source) or page.resolve().is_relative_to(Path(source).resolve())
 
 
 def diagnose_with_progress(source: str, options: Mapping[str, Any], console: Console) -> Diagnosis:
@@ -203,6 +208,8 @@ def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
     if form == "json":
         return as_json(to_dict(diagnoses))
     models = [shown(each.model) for each in diagnoses]
+    if len(set(models)) < len(models):  # as checkpoints of one run in several folders have
+        models = [f"{name} {place}" for place, name in enumerate(models, 1)]
     headings = ["layer", "shape", *(f"alpha {name}" for name in models), "change", "distance", "relative distance"]
     written = cell if form == "table" else exact
     lines = [

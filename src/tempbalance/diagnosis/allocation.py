@@ -229,6 +229,8 @@ def check_target(
         ("by", by, get_args(By)),
         ("more_where", more_where, get_args(MoreWhere)),
     ):
+        if given is None:
+            raise ValueError(f"{name} must be given: {' or '.join(choices)}")
         if given not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
     if target == "sparsity" and not 0 < value < 1:

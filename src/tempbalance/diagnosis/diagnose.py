@@ -77,7 +77,8 @@ class Diagnosis(LayerTable):
         """Return the most frequent reasons: of layers, or of the other tensors if there are no layers."""
         reasons = Counter(row.reason for row in self.diagnoses) or Counter(self.others.values())
         listed = "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))
-        return f"no layer is scored: {listed or 'it has no tensors'}; --list shows each tensor"
+        lower = ", --min-eigenvalues lowers the limit" if "min_eigenvalues" in listed else ""
+        return f"no layer is scored: {listed or 'it has no tensors'}; --list shows each tensor{lower}"
 
     def summary(self) -> dict[str, Any]:
         """Return advice, the number of each verdict, and means over the judged layers."""
@@ -94,7 +95,9 @@ class Diagnosis(LayerTable):
         }
 
     def __str__(self) -> str:
-        return layer_text(self.judged)
+        if not self.judged:
+            return self.why_none_is_scored()
+        return "\n".join([layer_text(self.judged), "", self.summary()["advice"], *self.notes])
 
     __repr__ = __str__
 

@@ -102,7 +102,8 @@ def exact(value: Any) -> str:
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Return columns of text, two spaces apart; numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    numeric = [all(_is_number(line[index]) for line in lines[1:]) for index in range(len(widths))]
+    # names in the first column are text, also those of nn.Sequential
+    numeric = [index > 0 and all(_is_number(line[index]) for line in lines[1:]) for index in range(len(widths))]
     return "\n".join(
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)

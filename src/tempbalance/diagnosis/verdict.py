@@ -22,7 +22,8 @@ _NUM_ERRORS = 3.0  # or so many standard deviations of random matrices, whicheve
 _MAX_EXCESS = 0.01  # share of the squared norm that may lie beyond the random edge
 _FAR = 2.0  # robust standard deviations, and standard errors, from the layers' median
 _LEAST_SPREAD = 0.02  # of alpha over random: layers that agree better than this are not told apart
-_LEAST_LAYERS = 3
+_LEAST_LAYERS = 3  # to compare with each other
+_LEAST_SEARCHED = 8  # the same where thresholds are searched for, and scatter
 _SEARCH_SCATTER = 0.2  # relative error of alpha that a search for the threshold adds: another matrix, another threshold
 _MEANS = ("alpha", "alpha_over_random", "log_norm", "alpha_weighted", "log_alpha_norm", "spectral_norm",
           "stable_rank", "entropy", "ks")  # fmt: skip
@@ -48,8 +49,8 @@ def judge(rows: Sequence[DiagnosisRow], *, tail: str = "median") -> list[Diagnos
     - ``cannot tell``: the fitted tail has fewer than 20 eigenvalues.
     - ``under-trained``: the larger half is that of a random matrix, but more than 1 % lies beyond the edge; or alpha
       over random is more than two robust standard deviations and two standard errors above the median of the layers
-      that none of the rules above applies to. Where the threshold is searched for, 20 % of alpha are added to its
-      standard error, in quadrature.
+      that none of the rules above applies to, of which there must be three. Where the threshold is searched for, there
+      must be eight, and 20 % of alpha are added to its standard error, in quadrature.
     - ``strongly correlated``: it is as far below.
     - ``typical``: everything else.
     """
@@ -57,7 +58,7 @@ def judge(rows: Sequence[DiagnosisRow], *, tail: str = "median") -> list[Diagnos
     ratios = [row.alpha_over_random for row in first if row.verdict in ("", "under-trained") and row.spectra]
     known = [ratio for ratio in ratios if ratio is not None]
     others = None
-    if len(known) >= _LEAST_LAYERS:
+    if len(known) >= (_LEAST_LAYERS if tail == "median" else _LEAST_SEARCHED):
         middle = median(known)
         others = _Others(middle, max(_LEAST_SPREAD, 1.4826 * median(abs(ratio - middle) for ratio in known)))
     scatter = 0.0 if tail == "median" else _SEARCH_SCATTER
@@ -77,7 +78,9 @@ def _judge_alone(row: DiagnosisRow) -> DiagnosisRow:
         return replace(row, verdict="cannot tell", evidence=_SHORT.format("larger half", num_upper, _MIN_TAIL))
     lowest = 1 - max(_NEAR_RANDOM, _NUM_ERRORS * row.upper_stderr)
     is_random = row.upper_over_random >= lowest
-    is_by_entries = bool(row.num_beyond) and (row.num_beyond_shuffled or 0) >= (row.num_beyond or 0)
+    beyond, shuffled = row.num_beyond or 0, row.num_beyond_shuffled or 0
+    # single large entries stay as they are; a large row or column, which is learned, falls apart into many
+    is_by_entries = 0 < beyond <= shuffled <= 2 * beyond + 2
     upper = f"The larger half of its spectrum has {row.upper_over_random:.2f} of a random matrix's alpha"
     if is_random and (row.excess <= _MAX_EXCESS or is_by_entries):
         beyond = (
@@ -96,6 +99,7 @@ def _judge_alone(row: DiagnosisRow) -> DiagnosisRow:
 
 _FLAT = "All its eigenvalues are equal but for rounding, as those of an orthogonal initialisation."
 _ADAPTER = "There is no random matrix to compare a product of adapters with."
+_TOO_FEW = "; there are too few layers to compare with."
 _SHORT = "Its {} has {} eigenvalues, and a verdict needs {}."
 
 
@@ -106,7 +110,7 @@ def _judge_beside(row: DiagnosisRow, others: _Others | None, scatter: float) -> 
     error = row.alpha_over_random * math.hypot((row.alpha_stderr or 0.0) / row.alpha, scatter)
     evidence = f"Its alpha is {row.alpha_over_random:.2f} ± {error:.2f} of a random matrix's"
     if others is None:
-        return replace(row, verdict="typical", evidence=f"{evidence}; there are too few layers to compare with.")
+        return replace(row, verdict="typical", evidence=f"{evidence}{_TOO_FEW}")
     distance = (row.alpha_over_random - others.middle) / others.spread
     side = "above" if distance > 0 else "below"
     evidence += f", {abs(distance):.1f} robust standard deviations {side} the layers' median of {others.middle:.2f}"
@@ -138,9 +142,9 @@ def advise(rows: Sequence[DiagnosisRow]) -> str:
     names = {verdict: [row.name for row in rows if row.verdict == verdict] for verdict in VERDICTS}
     judged = [row for row in rows if row.verdict != "cannot tell"]
     if not judged:
-        return "No layer can be judged: their tails are too short, or there are none."
+        return "No layer can be judged: their tails are too short."
     if len(names["random-like"]) == len(judged):
-        return "Check that this is the trained model: every layer looks like a random matrix, as initialised."
+        return "Check that this is the trained model: every scored layer looks like a random matrix, as initialised."
     random, under, strong = (_listed(names[each]) for each in ("random-like", "under-trained", "strongly correlated"))
     look = "looks" if len(names["random-like"]) == 1 else "look"
     if random and under:
@@ -151,6 +155,8 @@ def advise(rows: Sequence[DiagnosisRow]) -> str:
         return f"Train {under} longer or at a larger learning rate: the other layers have learned more."
     if strong:
         return f"Nothing is under-trained; if the model overfits, regularise {strong} first."
+    if all(row.evidence.endswith(_TOO_FEW) for row in rows if row.verdict == "typical"):
+        return "No layer looks random; there are too few to compare with each other."
     return "Nothing to do: no layer stands out."
 
 

@@ -48,10 +48,11 @@ def diagnosis_page(rows: Sequence[DiagnosisRow], *, model: str, tail: str, summa
     advice = f'<p class="advice">{escape(shown(summary["advice"]))}</p>' if "advice" in summary else ""
     levels = " The lines at 2 and 6 are the levels of heavy-tailed self-regularisation."
     alpha = _ALPHA + (levels if tail == "goodness_of_fit" else "")
+    num_judged = sum(bool(row.verdict) for row in rows)
     body = [
         f"<header><p>Diagnosis</p><h1>{named(model)}</h1></header>",
         advice,
-        facts({"layers": len(rows), "tail": tail, **_means(summary)}),
+        facts({"layers": num_judged, "skipped": len(rows) - num_judged, "tail": tail, **_means(summary)}),
         section("Beside random matrices", _figure_of("alpha_over_random", charts, _RATIO, "No layer has an alpha.")),
         section("Alpha by depth", _figure_of("alpha", charts, alpha, "No layer has an alpha.")),
         section(
