@@ -148,3 +148,9 @@ def test_a_model_within_another_is_paired_by_its_prefix_also_where_names_end_ali
         pair_layers(["fc"], ["a.fc", "b.fc"])
     with raises(ValueError, "fc"):
         pair_layers(["a.fc", "fc"], ["fc"])
+
+
+def test_layers_of_blocks_with_different_numbers_are_not_paired():
+    with raises(ValueError, "layer.0.fc", "layer.1.fc"):
+        pair_layers(["layer.0.fc"], ["layer.1.fc"])
+    assert pair_layers(["student.fc"], ["teacher.fc"]) == {"student.fc": "teacher.fc"}

@@ -45,8 +45,8 @@ def pair_layers(
     """Pair the layers of two models by the ends of their names, in whole words between dots.
 
     If one prefix, added to or taken from all names of the first model, gives names of the second, these are the pairs.
-    Otherwise words that all names of a model begin with are passed over. Then equal names are a pair, and so are two of
-    which one ends with the other: ``encoder.0.fc`` and ``bert.encoder.0.fc``.
+    Otherwise words that all names of a model begin with are passed over, unless they have different numbers. Then equal
+    names are a pair, and so are two of which one ends with the other: ``encoder.0.fc`` and ``bert.encoder.0.fc``.
 
     Args:
         first: Names of the layers of a model.
@@ -92,7 +92,12 @@ def _pair_by_prefix(first: Sequence[str], second: Sequence[str], required: Colle
 
 def _pair_by_end(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
     """Pair names of which one ends with the other, without the words that all names of a model begin with."""
-    ends_of = [dict(zip(_without_common_start(names), names, strict=True)) for names in (first, second)]
+    starts = [_common_start(names) for names in (first, second)]
+    if len({tuple(word for word in start.split(".") if word.isdecimal()) for start in starts}) > 1:
+        starts = ["", ""]  # blocks of different numbers are not the same block
+    ends_of = [
+        {name.removeprefix(start): name for name in names} for start, names in zip(starts, (first, second), strict=True)
+    ]
     by_end: dict[str, list[str]] = {}
     for end in ends_of[1]:
         words = end.split(".")
@@ -109,12 +114,10 @@ def _pair_by_end(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
     return {name: found[0] for name, found in pairs.items()}
 
 
-def _without_common_start(names: Sequence[str]) -> list[str]:
-    """Return names without the words that all begin with; at least the last word stays."""
-    words = [name.split(".") for name in names]
-    starts = zip(*(each[:-1] for each in words), strict=False)
-    num_common = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, starts))
-    return [".".join(each[num_common:]) for each in words]
+def _common_start(names: Sequence[str]) -> str:
+    """Return the words that all names begin with, each with its dot; never the last word of a name."""
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return "".join(f"{level[0]}." for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _check_unique(pairs: dict[str, list[str]]) -> None:
