@@ -119,7 +119,7 @@ def test_a_run_without_its_last_weights_is_named(folder, tmp_path):
     copy.mkdir()
     for name in ("recipe.json", "result.json", "metrics.jsonl"):
         (copy / name).write_bytes((run / name).read_bytes())
-    with raises(RunFolderError, run.name, "checkpoint"):
+    with raises(RunFolderError, run.name, "last.ckpt"):
         evaluate(STUDY.find(SMOKE, STUDY.points(SMOKE), tmp_path), None)
 
 
