@@ -546,3 +546,21 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path, form):
     os.replace(tmp_path / "b", tmp_path / "a")
     with raises(CheckpointError, "'a'", "replaced"):
         second.load()
+
+
+@pytest.mark.parametrize("key", ["optimized_model", "opt"])
+def test_weights_under_a_key_that_sounds_like_an_optimizer_are_found(key, tmp_path):
+    weight = torch.randn(4, 4)
+    torch.save({key: {"fc.weight": weight}}, tmp_path / "model.pt")
+    (tensor,) = read_checkpoint(tmp_path / "model.pt").tensors
+    assert torch.equal(tensor.load(), weight)
+
+
+def test_nested_weights_and_their_average_are_two_mappings(tmp_path):
+    tree = {"a": {"kernel": torch.randn(4, 4)}, "b": {"kernel": torch.randn(4, 4)}}
+    average = {name: {"kernel": each["kernel"] + 1} for name, each in tree.items()}
+    torch.save({"params": tree, "ema_params": average}, tmp_path / "model.pt")
+    for key, wanted in ((None, tree), ("params", tree), ("ema_params", average)):
+        found = {tensor.name: tensor.load() for tensor in read_checkpoint(tmp_path / "model.pt", key=key).tensors}
+        assert set(found) == {"a.kernel", "b.kernel"}
+        assert torch.equal(found["b.kernel"], wanted["b"]["kernel"])

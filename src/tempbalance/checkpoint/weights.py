@@ -16,7 +16,7 @@ from tempbalance.checkpoint.tensors import StoredTensor, in_memory, shown
 from tempbalance.errors import CheckpointError
 
 _MOST_NESTED, _MOST_KEY, _MOST_NAMES, _MOST_MAPPINGS = 16, 200, 200_000, 10_000
-_OPTIMIZER = re.compile(r"optim|param_groups|^opt(_|$)", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"(^|[_.])(optim(izer)?s?|opt)([_.]|$)|param_groups", re.IGNORECASE)
 # how torch's optimizers call what they keep for a parameter
 _SLOTS = frozenset({
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "exp_avg_sq_row", "exp_avg_sq_col", "momentum_buffer",
@@ -201,14 +201,30 @@ def _join_tree(found: list[tuple[Path, Weights]]) -> list[Weights]:
     is_tree = len(weights) > 2 and any(len(path) > 1 for path, _ in weights) and not any("." in each for each in names)
     if not is_tree:
         return [each for _, each in found]
-    low, high = min(path for path, _ in weights), max(path for path, _ in weights)
+    by_top: dict[str, list[tuple[Path, Weights]]] = {}
+    for path, each in weights:
+        by_top.setdefault(path[0] if path else "", []).append((path, each))
+    trees = list(by_top.values())
+    # such as weights and their average
+    are_copies = len(trees) > 1 and len(trees[0]) > 1 and all(_names(tree) == _names(trees[0]) for tree in trees)
+    joined = [_join(tree) for tree in trees] if are_copies else [_join(weights)]
+    return [*joined, *(each for _, each in found if each.is_optimizer)]
+
+
+def _names(tree: list[tuple[Path, Weights]]) -> list[tuple[str, ...]]:
+    return sorted((*path[1:], tensor.name) for path, each in tree for tensor in each.tensors)
+
+
+def _join(tree: list[tuple[Path, Weights]]) -> Weights:
+    """Join mappings into one under the words that their paths begin with."""
+    low, high = min(path for path, _ in tree), max(path for path, _ in tree)
     common = low[: next((index for index, part in enumerate(low) if high[index : index + 1] != (part,)), len(low))]
-    joined = [
+    tensors = [
         replace(tensor, name=".".join((*path[len(common) :], tensor.name)))
-        for path, each in weights
+        for path, each in tree
         for tensor in each.tensors
     ]
-    return [Weights(joined, ".".join(common)), *(each for _, each in found if each.is_optimizer)]
+    return Weights(tensors, ".".join(common))
 
 
 # which mapping is taken
@@ -226,6 +242,10 @@ def choose(found: Sequence[Weights], key: str | None) -> tuple[Weights, list[Wei
     if key is not None:
         return _under(found, key)
     weights = [each for each in found if not each.is_optimizer and each.tensors]
+    # a mapping that is only called like an optimizer's
+    weights = weights or [
+        each for each in found if any(_last_word(tensor.name) not in _SLOTS for tensor in each.tensors)
+    ]
     if not weights:
         what = "only the state of an optimizer" if any(each.tensors for each in found) else "no tensors by name"
         raise CheckpointError(f"holds {what}")
@@ -236,6 +256,10 @@ def choose(found: Sequence[Weights], key: str | None) -> tuple[Weights, list[Wei
     if taken.num_others:
         notes.append(f"{taken.num_others} entries that are not tensors are skipped")
     return taken, [each for each in found if each is not taken], notes
+
+
+def _last_word(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _preference(weights: Weights) -> tuple[int, bool, int]:
