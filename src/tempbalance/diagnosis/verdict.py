@@ -78,9 +78,9 @@ def _judge_alone(row: DiagnosisRow) -> DiagnosisRow:
         return replace(row, verdict="cannot tell", evidence=_SHORT.format("larger half", num_upper, _MIN_TAIL))
     lowest = 1 - max(_NEAR_RANDOM, _NUM_ERRORS * row.upper_stderr)
     is_random = row.upper_over_random >= lowest
-    beyond, shuffled = row.num_beyond or 0, row.num_beyond_shuffled or 0
+    num_beyond, num_shuffled = row.num_beyond or 0, row.num_beyond_shuffled or 0
     # single large entries stay as they are; a large row or column, which is learned, falls apart into many
-    is_by_entries = 0 < beyond <= shuffled <= 2 * beyond + 2
+    is_by_entries = 0 < num_beyond <= num_shuffled <= 2 * num_beyond + 2
     upper = f"The larger half of its spectrum has {row.upper_over_random:.2f} of a random matrix's alpha"
     if is_random and (row.excess <= _MAX_EXCESS or is_by_entries):
         beyond = (
