@@ -18,10 +18,10 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # docs/reading-alpha.md has the measurements that these were chosen by, `python benchmarks/verdicts.py` repeats them
 _MIN_TAIL = 20  # eigenvalues that a fit has to rest on
 _NEAR_RANDOM = 0.03  # how far below a random matrix's alpha that of the larger half counts as random,
-_NUM_ERRORS = 3.0  # or so many standard deviations of random matrices, whichever is more
+_NUM_ERRORS = 3.0  # or this many standard deviations of random matrices, whichever is more
 _MAX_EXCESS = 0.01  # share of the squared norm that may lie beyond the random edge
 _FAR = 2.0  # robust standard deviations, and standard errors, from the layers' median
-_LEAST_SPREAD = 0.02  # of alpha over random: layers that agree better than this are not told apart
+_LEAST_SPREAD = 0.02  # of alpha over random: layers that differ by less are not separated
 _LEAST_LAYERS = 3  # to compare with each other
 _LEAST_SEARCHED = 8  # the same where thresholds are searched for, and scatter
 _SEARCH_SCATTER = 0.2  # relative error of alpha that a search for the threshold adds: another matrix, another threshold

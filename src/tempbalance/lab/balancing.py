@@ -192,7 +192,7 @@ class BalancedTraining(Training[B]):
 
 
 class IterationsTraining(BalancedTraining[I]):
-    """A training of so many iterations under a cosine, an epoch being those up to the next evaluation.
+    """Training by iterations under a cosine; an epoch lasts until the next evaluation.
 
     Args:
         recipe: What to train.
