@@ -87,7 +87,7 @@ class Calibration:
         below = next((each for each in reversed(known) if each <= side), known[0])
         share = 0.0 if above == below else (math.log(side) - math.log(below)) / (math.log(above) - math.log(below))
         solve, gram = (
-            low ** (1 - share) * high**share
+            math.exp((1 - share) * math.log(low) + share * math.log(high))
             for low, high in zip(self.costs[below, double], self.costs[above, double], strict=True)
         )
         return num_slices * (solve * side**3 + gram * side**2 * length)
@@ -201,7 +201,7 @@ def _build(path: Path) -> torch.nn.Module:
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             kind = None
         with torch.device("meta"):
-            model: torch.nn.Module = transformers.AutoModel.from_config(config) if kind is None else kind(config)
+            model: torch.nn.Module = transformers.AutoModel.from_config(config) if kind is None else kind(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as err:
         raise ValueError(f"{path} must be a transformers configuration: {' '.join(str(err).split())[:300]}") from err
     return model
