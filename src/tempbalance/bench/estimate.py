@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from rich.filesize import decimal
@@ -200,11 +201,11 @@ def _build(path: Path) -> torch.nn.Module:
         kind = getattr(transformers, name, None)
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             kind = None
+        build: Callable[[Any], torch.nn.Module] = transformers.AutoModel.from_config if kind is None else kind
         with torch.device("meta"):
-            model: torch.nn.Module = transformers.AutoModel.from_config(config) if kind is None else kind(config)  # type: ignore[no-untyped-call]
+            return build(config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as err:
         raise ValueError(f"{path} must be a transformers configuration: {' '.join(str(err).split())[:300]}") from err
-    return model
 
 
 def estimate(
