@@ -67,7 +67,7 @@ class RemoteData:
 @cache
 def remote_data() -> dict[str, RemoteData]:
     """Return the datasets that are downloaded, by name."""
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     found = {}
     content = yaml.safe_load(Path(__file__).with_name("datasets.yaml").read_text(encoding="utf-8"))

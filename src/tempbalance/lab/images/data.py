@@ -213,14 +213,14 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
 
 def _load_cifar10(cache: Path | None) -> tuple[Split, Split]:
     """Rows of a label and 3 x 32 x 32 pixels."""
-    contents = read_archive(*fetch_data("cifar10", cache=cache), "cifar-10-batches-bin/*.bin")
+    contents = read_archive(fetch_data("cifar10", cache=cache)[0], "cifar-10-batches-bin/*.bin")
     test = contents.pop("cifar-10-batches-bin/test_batch.bin")
     return _parse_cifar(b"".join(contents.values()), label_at=0), _parse_cifar(test, label_at=0)
 
 
 def _load_cifar100(cache: Path | None) -> tuple[Split, Split]:
     """Rows of a label of 20, one of 100, which is taken, and 3 x 32 x 32 pixels."""
-    contents = read_archive(*fetch_data("cifar100", cache=cache), "cifar-100-binary/*.bin")
+    contents = read_archive(fetch_data("cifar100", cache=cache)[0], "cifar-100-binary/*.bin")
     train, test = (_parse_cifar(contents[f"cifar-100-binary/{name}.bin"], label_at=1) for name in ("train", "test"))
     return train, test
 
