@@ -297,7 +297,7 @@ def _score(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
         if spectrum.largest == 0 or callable(scoring.score) or scoring.score in NEEDS_FIT:
             return True
     else:
-        if _is_doubtful(fit, spectrum):
+        if is_doubtful(fit, spectrum):
             return False
         job.fit = fit
     job.reason = ""  # a score that does not look at the tail does not need a fit
@@ -315,7 +315,7 @@ def _random_alpha(job: Job, scoring: Scoring) -> float:
     )
 
 
-def _is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
+def is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
     """Return whether the error of the eigenvalues may move alpha by more than the tolerance."""
     if spectrum.precise:
         return False
