@@ -58,9 +58,12 @@ def list_() -> None:
         for each in all_studies().values():
             figures = ", ".join(each.figures)
             counts = [str(each.num_runs(preset)) for preset in PRESETS.values()]
+            if (theirs := str(each.num_runs(PRESETS["paper"], only_paper=True))) != counts[0]:
+                counts[0] = f"{theirs} of {counts[0]}"
             table.add_row(each.name, each.varies + (f" ({figures})" if figures else ""), *counts)
         Console().print(table)
-        typer.echo("Numbers are runs in each preset.")
+        typer.echo("Numbers are runs in each preset. “100 of 200” says how many of them the paper trained:")
+        typer.echo("study run --only-paper runs just these, and --dry-run lists them.")
         for preset in PRESETS.values():
             typer.echo(f"{preset.name}: {preset.about}")
 
@@ -70,6 +73,9 @@ def run(
     names: _Names,
     preset: _Preset = "laptop",
     only: _Only = None,
+    only_paper: Annotated[
+        bool, typer.Option("--only-paper", help="Skip settings that the paper did not train.", rich_help_panel=DATA)
+    ] = False,
     dataset: _Dataset = None,
     out: _Out = None,
     dry_run: Annotated[
@@ -108,7 +114,7 @@ def run(
         from tempbalance.lab.sweep import check_data, check_settings, raise_failures, train_all, unfit
 
         check_settings(device, precision)
-        studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
+        studies, size, chosen, folder = _chosen(names, preset, only, dataset, out, only_paper=only_paper)
         jobs = jobs_of_all(chosen, studies, size, folder)
         settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
         settings |= {"log_every": 10, "tensorboard": False}
@@ -145,7 +151,13 @@ def _cluster(settings: Settings, **options: Any) -> Executor:
 
 
 def _chosen(
-    names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None
+    names: list[str],
+    preset: str,
+    only: list[str] | None,
+    dataset: str | None,
+    out: str | None,
+    *,
+    only_paper: bool = False,
 ) -> tuple[list[Study], Preset, dict[str, list[Point]], Path]:
     """Return the studies, the preset, the points of each study and the folder of runs."""
     from tempbalance.lab.points import find_preset
@@ -153,7 +165,7 @@ def _chosen(
 
     size = find_preset(preset, dataset=dataset)
     studies = [find_study(name) for name in dict.fromkeys(names)]
-    chosen = {each.name: each.choose(size, read_only(only or [])) for each in studies}
+    chosen = {each.name: each.choose(size, read_only(only or []), only_paper=only_paper) for each in studies}
     return studies, size, chosen, out_folder(out, Path("runs") / "studies")
 
 
