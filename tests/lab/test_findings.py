@@ -16,8 +16,7 @@ from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.runs import DivergedError
 from tempbalance.lab.study import Study
 from tempbalance.report.statistics import paired, verdict_text
-from tempbalance.report.study_page import Report
-from tempbalance.report.tables import Number, ResultTable, to_csv, to_latex, to_rich
+from tempbalance.report.tables import Number, Report, ResultTable, to_csv, to_latex, to_rich
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries
 

@@ -6,9 +6,7 @@ pytest.importorskip("altair", reason="charts need the extra report")
 pytest.importorskip("vl_convert", reason="figures need the extra report")
 
 from tempbalance.report import save_figures
-from tempbalance.report.spectrum_chart import FittedSpectrum, fitted_spectra
-from tempbalance.report.study_charts import Bar, Dot, Timing, bar_chart, line_chart, timing_chart
-from tempbalance.report.study_layers import (
+from tempbalance.report.layer_charts import (
     Alphas,
     LayerTrack,
     StepNorm,
@@ -19,6 +17,8 @@ from tempbalance.report.study_layers import (
     layer_maps,
     two_layers,
 )
+from tempbalance.report.spectrum import FittedSpectrum, fitted_spectra
+from tempbalance.report.study_charts import Bar, Dot, Timing, bar_chart, line_chart, timing_chart
 from tests.cases import assert_carries, raises
 from tests.report.cases import HOSTILE, values_of
 from tests.report.test_figures import texts_of

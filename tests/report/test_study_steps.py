@@ -2,12 +2,12 @@ import pytest
 
 pytest.importorskip("altair", reason="charts need the extra report")
 
-from tempbalance.report.spectrum_chart import FittedSpectrum, fitted_spectra
-from tempbalance.report.study_layers import (
+from tempbalance.report.layer_charts import (
     StepNorm,
     gradient_chart,
     gradient_histograms,
 )
+from tempbalance.report.spectrum import FittedSpectrum, fitted_spectra
 from tests.cases import assert_carries, raises
 from tests.report.cases import values_of
 from tests.report.test_study_charts import TEXTS, encodings

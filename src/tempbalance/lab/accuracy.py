@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.names import pretty
 from tempbalance.lab.points import NAMED
-from tempbalance.report.study_page import Report
-from tempbalance.report.tables import Entry, Number, ResultTable
+from tempbalance.report.tables import Entry, Number, Report, ResultTable
 
 if TYPE_CHECKING:
     import altair as alt

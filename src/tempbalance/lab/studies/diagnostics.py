@@ -19,13 +19,12 @@ from tempbalance.lab.points import NAMED, Grid, Point, Preset, common_settings, 
 from tempbalance.lab.runs import load_weights
 from tempbalance.lab.studies.comparisons import TWO_STAND_INS
 from tempbalance.lab.study import Study
-from tempbalance.report.study_page import Report
-from tempbalance.report.tables import Entry, Number, ResultTable
+from tempbalance.report.tables import Entry, Number, Report, ResultTable
 from tempbalance.runlog import Line, RunFolder, write_whole
 
 if TYPE_CHECKING:
-    from tempbalance.report.spectrum_chart import FittedSpectrum
-    from tempbalance.report.study_layers import Alphas, LayerTrack
+    from tempbalance.report.layer_charts import Alphas, LayerTrack
+    from tempbalance.report.spectrum import FittedSpectrum
 
 _TINY = {"tiny_imagenet": "fashion_mnist"}
 _FAMILIES = {"resnet": "ResNet", "vgg": "VGG", "wrn": "WRN"}
@@ -33,7 +32,7 @@ _FAMILIES = {"resnet": "ResNet", "vgg": "VGG", "wrn": "WRN"}
 
 def _present_alpha(findings: Findings) -> Report:
     """Return box plots for each network and data, and histograms for families of them."""
-    from tempbalance.report.study_layers import Alphas, alpha_boxes, alpha_histograms
+    from tempbalance.report.layer_charts import Alphas, alpha_boxes, alpha_histograms
 
     values = [(cell, [alpha for run in cell.runs for alpha in last_alphas(run)]) for cell in findings.cells]
     rows: list[list[Entry]] = []
@@ -85,7 +84,7 @@ def _family(cell: Cell) -> str | None:
 
 def _present_layers(findings: Findings) -> Report:
     """Return heat maps of all layers, and lines of the two that the paper shows."""
-    from tempbalance.report.study_layers import layer_maps, two_layers
+    from tempbalance.report.layer_charts import layer_maps, two_layers
 
     tracks = [track for cell in findings.cells if (track := _track(cell)) is not None]
     rows = []
@@ -114,7 +113,7 @@ def _present_layers(findings: Findings) -> Report:
 
 def _track(cell: Cell) -> LayerTrack | None:
     """Return alpha and rate of the layers over training, from the log of the first complete seed."""
-    from tempbalance.report.study_layers import LayerTrack
+    from tempbalance.report.layer_charts import LayerTrack
 
     if not cell.runs:
         return None
@@ -206,7 +205,7 @@ def _logged_points(preset: Preset, num_epochs: int, **options: Any) -> list[Poin
 
 def _present_gradients(findings: Findings) -> Report:
     """Return the largest, smallest and mean norm over training, and the distribution in the first epoch."""
-    from tempbalance.report.study_layers import StepNorm, gradient_chart, gradient_histograms
+    from tempbalance.report.layer_charts import StepNorm, gradient_chart, gradient_histograms
 
     (cell,) = findings.cells
     norms = [
@@ -323,8 +322,8 @@ _RANK_ONE_CLAIMS = (
 
 def _present_rank_one(findings: Findings) -> Report:
     """Return the spike of a layer's spectrum epoch by epoch, and spectra with their fits."""
-    from tempbalance.report.panels import evenly
-    from tempbalance.report.spectrum_chart import fitted_spectra
+    from tempbalance.report.chart import evenly
+    from tempbalance.report.spectrum import fitted_spectra
 
     (cell,) = findings.cells
     rows: list[list[Entry]] = []
@@ -352,7 +351,7 @@ def _present_rank_one(findings: Findings) -> Report:
 def _fitted(panel: str, eigenvalues: Sequence[float]) -> FittedSpectrum:
     import torch
 
-    from tempbalance.report.spectrum_chart import FittedSpectrum
+    from tempbalance.report.spectrum import FittedSpectrum
     from tempbalance.spectral.tail import fit_tail
 
     fit = fit_tail(torch.tensor(eigenvalues, dtype=torch.float64).sort().values, tail="median")
@@ -381,7 +380,7 @@ def _keep_spectra(findings: Findings, cache: Path | None) -> None:
 
 def _present_spectra(findings: Findings) -> Report:
     """Return the two spectra of the first run with their fits."""
-    from tempbalance.report.spectrum_chart import fitted_spectra
+    from tempbalance.report.spectrum import fitted_spectra
 
     files = [run.path / _SPECTRA for cell in findings.cells for run in cell.runs]
     found = [json.loads(path.read_text(encoding="utf-8")) for path in files[:1] if path.exists()]
