@@ -150,7 +150,7 @@ def _progress() -> Iterator[Tell]:
 
 
 def _show(results: Results, *, markdown: bool, figure: Path | None) -> None:
-    from tempbalance.bench.present import setting_text, tables, to_markdown
+    from tempbalance.bench.results import setting_text, tables, to_markdown
     from tempbalance.report.tables import to_rich
 
     if markdown:
@@ -165,6 +165,6 @@ def _show(results: Results, *, markdown: bool, figure: Path | None) -> None:
     if figure is not None and not results.of_part("speed"):
         messages.print("no figure is drawn: no speed was measured")
     elif figure is not None:
-        from tempbalance.bench.draw import draw_speed
+        from tempbalance.bench.chart import draw_speed
 
         messages.print(str(draw_speed(results, figure)), markup=False, highlight=False, soft_wrap=True)
