@@ -224,7 +224,7 @@ def diagnose(
     Nothing in the file is executed.
     """
     with answered():
-        from tempbalance.cli.diagnose import Output, colour, run
+        from tempbalance.cli.diagnose import Output, run
 
         output = Output(form=form, wide=wide, sort=sort, top=top, html=html, figures=figures)
         which = {
@@ -236,12 +236,7 @@ def diagnose(
             "key": key,
         }
         how = {"tail": tail, "tail_fraction": tail_fraction, "shuffle": shuffle}
-        text = run([checkpoint, *(against or [])], output, which, None if list_ else how, console=messages)
-        terminal = Console()
-        if terminal.is_terminal and form == "table":
-            terminal.print(colour(text), soft_wrap=True, highlight=False)
-        else:
-            typer.echo(text)
+        run([checkpoint, *(against or [])], output, which, None if list_ else how, console=messages)
 
 
 def _read_fused(given: list[str]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any, Literal, get_args
 
 from tempbalance.ranking.table import DiagnosisRow
-from tempbalance.report.text import number, shown
+from tempbalance.report.text import number, short
 
 Verdict = Literal["random-like", "under-trained", "typical", "strongly correlated", "cannot tell"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -162,4 +162,4 @@ def advise(rows: Sequence[DiagnosisRow]) -> str:
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
     more = f" and {number(len(names) - most)} more" if len(names) > most else ""
-    return ", ".join(map(shown, names[:most])) + more
+    return ", ".join(map(short, names[:most])) + more
