@@ -84,7 +84,7 @@ def test_rays_handler_of_sigterm_is_replaced_by_the_one_before(joined, monkeypat
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(cluster_join, "_find", lambda _: "local")
     context = SimpleNamespace(address_info={"session_dir": "/nowhere/session"})
-    monkeypatch.setattr(ray, "init", lambda *_, **__: signal.signal(signal.SIGTERM, lambda *_: None) and context)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: [signal.signal(signal.SIGTERM, lambda *_: None), context][1])
     try:
         cluster_join.join(None)
         assert signal.getsignal(signal.SIGTERM) is before
