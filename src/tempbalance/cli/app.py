@@ -200,7 +200,7 @@ def diagnose(
         str, typer.Argument(help="A file (.safetensors, .pt, .pth, .bin, .ckpt, .npz, ...) or a folder.")
     ],
     against: Annotated[_Patterns, typer.Option(help="A later checkpoint to compare with; repeat for a series.")] = None,
-    tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
+    tail: Annotated[str, typer.Option(help="median, median_published, goodness_of_fit or peak.")] = "median",
     tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
     min_eigenvalues: Annotated[int, typer.Option(help="Layers with fewer are skipped.")] = 50,
     include: Annotated[_Patterns, typer.Option(help="Pattern of layer names to score, such as '*.mlp.*'.")] = None,
@@ -271,7 +271,7 @@ def allocate(
         _Text,
         typer.Option(help="Layers whose names begin like this pattern, such as 'model.layers.*', share their mean."),
     ] = None,
-    tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
+    tail: Annotated[str, typer.Option(help="median, median_published, goodness_of_fit or peak.")] = "median",
     tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
     min_eigenvalues: Annotated[int, typer.Option(help="Skip layers with fewer.")] = 50,
     include: Annotated[_Patterns, typer.Option(help="Pattern of layer names to allocate to.")] = None,
