@@ -219,7 +219,7 @@ def join(address: str | None) -> bool:
     handler = signal.getsignal(signal.SIGTERM)
     found = _find(address or os.environ.get("RAY_ADDRESS") or "auto")
     try:
-        context = ray.init(found, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        context: Any = ray.init(found, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as err:  # of every kind
         task = "start Ray" if found == "local" else f"join the Ray cluster at {found}"
         raise ConnectionError(f"cannot {task}: {err}") from err
