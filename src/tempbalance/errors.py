@@ -1,4 +1,4 @@
-"""Errors by what went wrong, warnings that point at the caller's line, and a check that many options share."""
+"""Errors by what went wrong, warnings at the caller's line, quoted values, and a check that many options share."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ def warn(message: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"TempBalance: {message}", stacklevel=level)
+
+
+_MOST_QUOTED = 80
+
+
+def quoted(value: object) -> str:
+    """Return a value that comes from a file for a message: in quotes, control characters escaped, cut."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= _MOST_QUOTED else value[: _MOST_QUOTED - 3] + "...")
+    if isinstance(value, int) and abs(value) < 2**63:
+        return str(value)
+    return f"a {type(value).__name__}"
 
 
 def check_count(name: str, value: int, *, least: int) -> None:

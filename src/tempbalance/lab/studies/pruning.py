@@ -17,8 +17,7 @@ from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.lab.runs import check_run, load_weights
 from tempbalance.lab.study import Study
 from tempbalance.report.statistics import Paired, paired, verdict_text
-from tempbalance.report.study_page import Report
-from tempbalance.report.tables import Entry, Number, ResultTable
+from tempbalance.report.tables import Entry, Number, Report, ResultTable
 from tempbalance.runlog import RunFolder, RunFolderError, write_whole
 
 if TYPE_CHECKING:
@@ -70,12 +69,12 @@ def points(preset: Preset) -> list[Point]:
     grid = Grid("main", (), ("cifar10",), ("resnet18",), ("cal",), best=True, stand_ins={"cifar10": "digits"})
     images = grid(replace(preset, dataset=None) if is_text else preset)
     smaller = _OTHER_IMAGES if preset.name == "laptop" and images[0].options["dataset"] != "digits" else {}
-    images = [replace(each, options={**each.options, **smaller}, paper=None) for each in images]
+    images = [replace(each, options={**each.options, **smaller}, paper=None, is_paper=False) for each in images]
     options = _GPT[preset.name]
     if is_text:
         options = {**options, "dataset": preset.dataset}
     names = {"dataset": options["dataset"], "model": "gpt", "method": "adam"}
-    return [*images, Point(names, {**options, **names, "kind": "language"})]
+    return [*images, Point(names, {**options, **names, "kind": "language"}, is_paper=False)]
 
 
 def evaluate(findings: Findings, cache: Path | None) -> None:
