@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 _OURS = str(Path(__file__).parent) + os.sep
 
 
@@ -58,3 +62,17 @@ def check_count(name: str, value: int, *, least: int) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_finite(value: T, name: str) -> T:
+    """Return a number, or lists and mappings of values, unless a number in it is NaN or infinite.
+
+    Raises:
+        ValueError: If one is.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            check_finite(each, name)
+    return value

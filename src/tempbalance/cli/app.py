@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tempbalance import __version__
 from tempbalance.cli.bench import bench
+from tempbalance.cli.data import data
 from tempbalance.cli.study import study
 from tempbalance.cli.terminal import answered, messages, out_folder, stoppable
 from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
@@ -21,6 +22,7 @@ from tempbalance.runlog import RunFolder
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(study, name="study")
+app.add_typer(data, name="data")
 app.command()(bench)
 
 
