@@ -16,7 +16,6 @@ from torch.nn.parameter import Parameter, is_lazy
 from tempbalance.errors import WeightError
 from tempbalance.model.sharded import unwrap
 
-
 _RANDOM = "random state"  # no parameter has a name with a space
 
 
@@ -35,8 +34,8 @@ class SpectralNormRegularizer:
         strength: The paper's lambda_sr, >= 0; it tunes between 0.001 and 0.015, for WideResNets 0.00005 and 0.001.
         seed: Of the first vectors, which are drawn without touching torch's global random state.
         num_iterations: Power iterations per call of `add_gradients`.
-        fresh: Start each call from new random vectors instead of the kept ones. The paper's published code does so, with
-            5 iterations.
+        fresh: Start each call from new random vectors instead of the kept ones, as the paper's published code does
+            with 5 iterations.
 
     Raises:
         ValueError: If an option is out of range.

@@ -1,8 +1,8 @@
 """The paper's networks, for images of any size.
 
 ResNets and VGGs in their forms for small images, pre-activation WideResNets, and an MLP. All have torch's default
-initialisation, and but for the MLP average over all positions at the end. Convolutions of ResNets and VGGs have no bias,
-since a normalisation follows them. Modules are registered in the order of the data, so that `tempbalance.find_layers`
+initialisation, and but for the MLP average over all positions at the end. In ResNets and VGGs convolutions have no
+bias, since a normalisation follows them. Modules are registered in the order of the data, so that `tempbalance.find_layers`
 lets each normalisation follow the convolution that feeds it; `follow_by_name` does it as the published code does.
 """
 
