@@ -3,7 +3,8 @@
 ResNets and VGGs in their forms for small images, pre-activation WideResNets, and an MLP. All have torch's default
 initialisation, and but for the MLP average over all positions at the end. In ResNets and VGGs convolutions have no
 bias, since a normalisation follows them. Modules are registered in the order of the data, so that
-`tempbalance.find_layers` lets each normalisation follow the convolution that feeds it; `follow_by_name` does it as the published code does.
+`tempbalance.find_layers` lets each normalisation follow the convolution that feeds it; `follow_by_name` does it as the
+published code does.
 """
 
 from __future__ import annotations
