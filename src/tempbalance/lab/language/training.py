@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tempbalance.lab.balancing import IterationsTraining
 from tempbalance.lab.language.data import TextData, count_steps, load_text
-from tempbalance.lab.language.network import LanguageModel, Size, build_language_model
+from tempbalance.lab.language.network import Size, build_language_model
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.runs import Epoch
 from tempbalance.runlog import Line
@@ -152,7 +152,7 @@ def _seeded(recipe: LanguageRecipe, epoch: int, device: torch.device) -> Iterato
         yield
 
 
-def bare_network(recipe: LanguageRecipe, num_tokens: int = 10_000) -> LanguageModel:
+def bare_network(recipe: LanguageRecipe, num_tokens: int = 10_000) -> nn.Module:
     """Return a recipe's network; Penn Treebank has 10,000 tokens."""
     size = Size(recipe.layers, recipe.width, recipe.head, recipe.inner, recipe.sequence, recipe.dropout)
     return build_language_model(recipe.model, num_tokens=num_tokens, size=size, causal=recipe.causal)
