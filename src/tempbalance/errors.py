@@ -1,13 +1,20 @@
-"""Errors by what went wrong, warnings that point at the caller's line, and a check that many options share."""
+"""Errors by what went wrong, the words they share, and warnings that point at the caller's line."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import reprlib
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 _OURS = str(Path(__file__).parent) + os.sep
+_LONGEST = 100  # characters of a value that an error quotes
+
+_quotes = reprlib.Repr()  # goes three levels deep and six values wide, whatever is nested in the value
+_quotes.maxlevel, _quotes.maxstring, _quotes.maxother = 3, _LONGEST, _LONGEST
 
 
 class TempBalanceError(Exception):
@@ -46,3 +53,25 @@ def check_count(name: str, value: int, *, least: int) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def quoted(value: object) -> str:
+    """Return the repr of a value, cut to a hundred characters; nested values are not unfolded.
+
+    Example:
+        >>> quoted("tbb"), quoted((0.5, 1.5)), len(quoted("x" * 10**6))
+        ("'tbb'", '(0.5, 1.5)', 100)
+    """
+    try:
+        text = _quotes.repr(value)
+    except ValueError:  # a whole number with more digits than Python writes
+        text = f"a very large {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Return a sentence about an unknown name, with the closest known names, or all of them if none is close."""
+    names = list(known)
+    if close := difflib.get_close_matches(name[:_LONGEST].lower().replace("-", "_"), names, n=3):
+        return f"unknown {what} {quoted(name)}: did you mean {' or '.join(map(repr, close))}?"
+    return f"unknown {what} {quoted(name)}: known are {', '.join(names)}"

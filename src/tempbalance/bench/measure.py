@@ -23,7 +23,7 @@ from tempbalance.bench.machine import describe_machine, describe_versions
 from tempbalance.bench.memory import can_measure_memory, measure_memory
 from tempbalance.bench.networks import NETWORKS
 from tempbalance.bench.results import Memory, Results, Times
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 
 PARTS = ("speed", "memory", "growth", "busy")
 DEVICE = "device"  # measured alone

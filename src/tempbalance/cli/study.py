@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from tempbalance.cli.terminal import answered, messages, out_folder, stoppable
+from tempbalance.cli.terminal import Terminal, answered, messages, out_folder, say, stoppable, tell, wide_output
 
 if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings
@@ -59,10 +58,10 @@ def list_() -> None:
             figures = ", ".join(each.figures)
             counts = [str(each.num_runs(preset)) for preset in PRESETS.values()]
             table.add_row(each.name, each.varies + (f" ({figures})" if figures else ""), *counts)
-        Console().print(table)
-        typer.echo("Numbers are runs in each preset.")
+        Terminal().print(table)
+        tell("Numbers are runs in each preset.")
         for preset in PRESETS.values():
-            typer.echo(f"{preset.name}: {preset.about}")
+            tell(f"{preset.name}: {preset.about}")
 
 
 @study.command()
@@ -121,7 +120,7 @@ def run(
         alone = [each for each in studies if each.is_timed and size.name != "smoke"]
         timed = [job for job in jobs_of_all(chosen, alone, size, folder) if job not in failures]
         others = [job for job in jobs if job not in timed and job not in failures]
-        messages.print(totals_text(jobs), highlight=False)
+        say(totals_text(jobs))
         for part, num_workers in ((others, workers), (timed, 1)):
             if not part:
                 continue
@@ -163,20 +162,14 @@ def _print_plan(
     from tempbalance.lab.progress import Times, time_text
     from tempbalance.lab.study import jobs_of_all, known_jobs, plan_table, totals_text
 
-    console = _wide()
+    console = wide_output()
     for each in studies:
         console.print(plan_table(each, size, chosen[each.name], folder))
     jobs = jobs_of_all(chosen, studies, size, folder)
     left = [job for job in jobs if not job.is_done]
-    typer.echo(totals_text(jobs))
-    typer.echo(f"{len(jobs) - len(left)} complete in {folder}, {len(left)} to run: ", nl=False)
-    typer.echo(time_text(Times(known_jobs(folder)), left, num_slots))
-
-
-def _wide() -> Console:
-    """Return standard output; if it is not a terminal, lines are as long as they need to be."""
-    console = Console()
-    return console if console.is_terminal else Console(width=240)
+    tell(totals_text(jobs))
+    tell(f"{len(jobs) - len(left)} complete in {folder}, {len(left)} to run: ", end="")
+    tell(time_text(Times(known_jobs(folder)), left, num_slots))
 
 
 def _print_next(names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None) -> None:
@@ -184,7 +177,7 @@ def _print_next(names: list[str], preset: str, only: list[str] | None, dataset: 
     more = [part for flag, value in given.items() if value is not None for part in (flag, value)]
     more += [part for each in only or [] for part in ("--only", each)]
     for name in dict.fromkeys(names):
-        typer.echo(f"complete; see: {shlex.join(['tempbalance', 'study', 'report', name, *more])}")
+        tell(f"complete; see: {shlex.join(['tempbalance', 'study', 'report', name, *more])}")
 
 
 @study.command()
@@ -203,18 +196,18 @@ def status(
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
         jobs = jobs_of_all(chosen, studies, size, folder)
         states = {job: job.state for job in jobs}
-        console = _wide()
-        typer.echo(f"{', '.join(chosen)}, preset {size.name}, in {folder}: {count_text(Counter(states.values()))}")
+        console = wide_output()
+        tell(f"{', '.join(chosen)}, preset {size.name}, in {folder}: {count_text(Counter(states.values()))}")
         running = [job for job, state in states.items() if state == "running"]
         left = [job for job, state in states.items() if state in ("running", "left")]
         if begun := [job for job in left if job not in running and job.num_finished]:
-            typer.echo(f"{len(begun)} of those left {'is' if len(begun) == 1 else 'are'} begun and will resume")
+            tell(f"{len(begun)} of those left {'is' if len(begun) == 1 else 'are'} begun and will resume")
         if left:
-            typer.echo(time_text(Times(known_jobs(folder)), left, max(1, len(running))))
+            tell(time_text(Times(known_jobs(folder)), left, max(1, len(running))))
         if running:
             console.print(running_table(running, jobs))
         for job in (job for job, state in states.items() if state == "failed"):
-            typer.echo(f"{job.folder.name} failed: {job.failure} (traceback in {job.folder / 'failure.txt'})")
+            tell(f"{job.folder.name} failed: {job.failure} (traceback in {job.folder / 'failure.txt'})")
 
 
 @study.command()
@@ -236,7 +229,7 @@ def claims(
 
 
 def _check_output(form: str, html: Path | None, figures: Path | None) -> None:
-    from tempbalance.lab.methods import unknown
+    from tempbalance.errors import unknown
     from tempbalance.report.study_page import FORMS, check_places
 
     if form not in FORMS:
@@ -247,9 +240,9 @@ def _check_output(form: str, html: Path | None, figures: Path | None) -> None:
 def _write(found: Report, form: str, html: Path | None, figures: Path | None) -> None:
     from tempbalance.report.study_page import print_report, write_report
 
-    print_report(found, form, _wide())
+    print_report(found, form, wide_output())
     for path in write_report(found, html=html, figures=figures):
-        messages.print(str(path), markup=False, highlight=False, soft_wrap=True)
+        say(path)
 
 
 @study.command()

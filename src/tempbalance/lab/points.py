@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.methods import unknown
-from tempbalance.lab.names import pretty
-from tempbalance.lab.options import DATASETS, NUM_IMAGES
+from tempbalance.errors import unknown
+from tempbalance.lab.images.recipe import DATASETS, NUM_IMAGES, ImageRecipe
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow
 from tempbalance.lab.paper.statements import stated
 from tempbalance.lab.paper.tables import paper_tables

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
+from tempbalance.errors import unknown
 from tempbalance.lab.jobs import CLAIM, FAILURE, Ended, Executor, Job
-from tempbalance.lab.methods import unknown
 from tempbalance.lab.progress import SweepView
 from tempbalance.lab.runs import OtherRunError, check_run, finished
 from tempbalance.runlog import RunFolderError, take_lock, write_whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 
 _KINDS = {str: "text", int: "a whole number", list: "a list", dict: "fields by name"}
 

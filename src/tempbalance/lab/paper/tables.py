@@ -13,9 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.methods import find_method, unknown
-from tempbalance.lab.options import DATASETS, MODELS, check_options, read_options
+from tempbalance.errors import unknown
+from tempbalance.lab.images.recipe import DATASETS, MODELS, ImageRecipe
+from tempbalance.lab.methods import find_method
+from tempbalance.lab.options import Count, Number, Pair, Share, read_options
 from tempbalance.lab.paper.fields import check_fields
 from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow, PaperTable, recipe_options
 
@@ -23,15 +24,19 @@ TABLES = ("main", "optimizers", "learning_rate", "width", "score", "tail", "dete
 
 _DATASETS = (*DATASETS, "voc2007", "penn_treebank")
 _MODELS = (*MODELS, "yolov8n", "tensorized_transformer")
-_OPTIONS = {
-    **ImageRecipe.hints(),
-    "restarts": tuple[float, float],  # restart_epochs and restart_factor, tried in pairs
-    "betas": tuple[float, float],
-    "eps": float,
-    "dropout": float,
-    "iterations": int,
-    "interval_iterations": int,
-}
+
+
+class _Options(ImageRecipe):
+    """Options that the tables name: those of images, and some of language models."""
+
+    restarts: Pair | None = None  # restart_epochs and restart_factor, tried in pairs
+    betas: Pair | None = None
+    eps: Number | None = None
+    dropout: Share | None = None
+    iterations: Count | None = None
+    interval_iterations: Count | None = None
+
+
 _TABLE = {
     "title": str, "figure": str, "section": str, "metric": str, "seeds": list, "num_seeds": int, "num_timings": int,
     "settings": dict, "rows": list,
@@ -98,7 +103,7 @@ def _table(name: str, content: dict[str, Any]) -> PaperTable:
     if fields["metric"] not in BETTER:
         raise ValueError(unknown("metric", fields["metric"], BETTER))
     common = {
-        "settings": check_options(fields["settings"], _OPTIONS),
+        "settings": _checked(fields["settings"]),
         "num_seeds": fields.get("num_seeds", len(seeds)),
         "metric": fields["metric"],
     }
@@ -138,23 +143,29 @@ def _tried(name: str, values: Any) -> tuple[Any, ...]:
     """The values that were tried of an option."""
     if not isinstance(values, list):
         raise ValueError(f"{name} must be a list of what was tried, got {values!r}")
-    checked = tuple(check_options({name: value}, _OPTIONS)[name] for value in values)
+    checked = tuple(_checked({name: value})[name] for value in values)
     if len(set(checked)) < len(checked):
         raise ValueError(f"{name} must be tried once each, got {values!r}")
     return checked
 
 
 def _result(content: Any, tried: Mapping[str, tuple[Any, ...]], settings: Mapping[str, Any]) -> PaperResult:
-    known = dict.fromkeys((*_MEASURED, *_OPTIONS), object)
-    fields = check_fields(content, known, what="result", optional=(*_MEASURED[1:], *_OPTIONS))
+    known = dict.fromkeys((*_MEASURED, *_Options.model_fields), object)
+    fields = check_fields(content, known, what="result", optional=(*_MEASURED[1:], *_Options.model_fields))
     measured = {name: _number(name, fields[name]) for name in _MEASURED if name in fields}
-    given = check_options({name: each for name, each in fields.items() if name not in _MEASURED}, _OPTIONS)
+    given = _checked({name: each for name, each in fields.items() if name not in _MEASURED})
     for name, value in given.items():
         if value not in tried.get(name, ()):
             raise ValueError(f"{name} must be one of those tried, {tried.get(name, ())!r}, got {value!r}")
     alone = {name: values[0] for name, values in tried.items() if len(values) == 1}
     chosen = {**alone, **given}
     return PaperResult(chosen=chosen, options=recipe_options(settings, chosen), **measured)
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in their types."""
+    made = vars(_Options.from_dict(options))
+    return {name: made[name] for name in options}
 
 
 def _number(name: str, value: Any) -> float:

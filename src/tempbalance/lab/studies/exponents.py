@@ -7,7 +7,7 @@ from statistics import StatisticsError, correlation, fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from tempbalance.lab.findings import Cell, Findings
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper.statements import stated
 from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.study import Study
