@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from tempbalance import param_groups
-from tempbalance.bench.machine import describe_machine, describe_versions
+from tempbalance.bench.measure import describe_machine, describe_versions
 from tempbalance.bench.networks import build_model
 from tempbalance.lab.images.network import build_network
 

@@ -8,9 +8,8 @@ Side by side with the library: tempbalance bench.
 import argparse
 import time
 
-from tempbalance.bench.contestants import TAILS, make_subject
+from tempbalance.bench.contestants import TAILS, make_subject, reference_alphas
 from tempbalance.bench.networks import NETWORKS
-from tempbalance.bench.reference import reference_alphas
 
 
 def main() -> None:

@@ -33,8 +33,7 @@ from tempbalance.lab.language.data import load_text
 from tempbalance.lab.language.network import Size, build_language_model
 from tempbalance.lab.language.training import TrainingBatches
 from tempbalance.ranking.table import DiagnosisRow
-from tempbalance.report.figures import save_figures
-from tempbalance.report.look import COLOURS, DATA, FAINT, INK, finish
+from tempbalance.report.chart import COLOURS, DATA, FAINT, INK, finish, save_figures
 from tempbalance.report.text import VERDICT_LOOKS
 from tempbalance.spectral.random_matrix import random_alpha
 

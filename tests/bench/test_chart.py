@@ -3,9 +3,8 @@ import pytest
 pytest.importorskip("altair", reason="charts need the extra report")
 pytest.importorskip("vl_convert", reason="figures need the extra report")
 
-from tempbalance.bench.draw import draw_speed, speeds
+from tempbalance.bench.chart import Speed, draw_speed, speed_chart, speeds
 from tempbalance.report import save_figures
-from tempbalance.report.bench_chart import Speed, speed_chart
 from tests.bench.cases import known_results
 from tests.cases import raises
 from tests.report.cases import HOSTILE, values_of

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from tempbalance.bench import measure as measuring
-from tempbalance.bench.busy import beside_busy_core, busy_core
 from tempbalance.bench.contestants import (
     Turn,
     has_weightwatcher,
@@ -14,8 +13,16 @@ from tempbalance.bench.contestants import (
     weightwatcher_turn,
     with_threads,
 )
-from tempbalance.bench.measure import Options, check_parts, measure, new_results
-from tempbalance.bench.memory import can_measure_memory, measure_memory
+from tempbalance.bench.measure import (
+    Options,
+    beside_busy_core,
+    busy_core,
+    can_measure_memory,
+    check_parts,
+    measure,
+    measure_memory,
+    new_results,
+)
 from tempbalance.bench.results import Times
 from tests.cases import assert_carries, raises
 
@@ -116,7 +123,7 @@ def test_the_busy_process_ends_when_the_turn_is_interrupted(monkeypatch):
 
 @pytest.mark.slow
 def test_the_busy_process_ends_when_ours_is_killed():
-    code = "from tempbalance.bench.busy import busy_core\nwith busy_core(): print('started', flush=True); input()"
+    code = "from tempbalance.bench.measure import busy_core\nwith busy_core(): print('started', flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as ours:
         assert ours.stdout.readline() == b"started\n"

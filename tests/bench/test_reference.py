@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tempbalance.bench.contestants import TAILS, make_subject
-from tempbalance.bench.reference import reference_alpha, reference_alphas, reference_spectrum
+from tempbalance.bench.contestants import TAILS, make_subject, reference_alpha, reference_alphas, reference_spectrum
 from tempbalance.model.layers import find_layers
 from tempbalance.ranking.scoring import Scoring, score_layers
 from tests.spectral.reference import hill_alpha, random_spectrum, search, search_peak, svd_spectrum, to_tensor

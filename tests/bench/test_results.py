@@ -2,9 +2,18 @@ import json
 
 import pytest
 
-from tempbalance.bench.machine import describe_machine, describe_versions
-from tempbalance.bench.present import setting_text, tables, to_markdown
-from tempbalance.bench.results import Memory, Ratio, Times, read_results, summarize, write_results
+from tempbalance.bench.measure import describe_machine, describe_versions
+from tempbalance.bench.results import (
+    Memory,
+    Ratio,
+    Times,
+    read_results,
+    setting_text,
+    summarize,
+    tables,
+    to_markdown,
+    write_results,
+)
 from tests.bench.cases import known_results
 from tests.cases import assert_carries, raises
 

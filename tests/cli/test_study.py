@@ -19,7 +19,7 @@ from tempbalance.lab.executors.local import work
 from tempbalance.lab.jobs import Ended, Job, Settings
 from tempbalance.lab.points import PRESETS
 from tempbalance.lab.study import all_studies, find_study
-from tempbalance.report import figures
+from tempbalance.report import save_figures
 from tempbalance.runlog import take_lock
 from tests.cases import assert_bad_usage, assert_carries
 
@@ -55,7 +55,7 @@ def in_process(monkeypatch):
     monkeypatch.setattr(local, "local_pool", lambda settings, num_workers: InThisProcess(settings))
     options = {"epochs": 1, "limit": 32, "test_limit": 32}
     monkeypatch.setitem(PRESETS, "smoke", replace(PRESETS["smoke"], options=options, seeds=PRESETS["smoke"].seeds[:1]))
-    monkeypatch.setattr(figures.save_figures, "__defaults__", (("svg",),))
+    monkeypatch.setattr(save_figures, "__defaults__", (("svg",),))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from tempbalance.lab.paper.statements import paper_statements
 from tempbalance.lab.points import PRESETS
 from tempbalance.lab.studies.exponents import fit_exponents, power_law
 from tempbalance.lab.study import find_study
-from tempbalance.report.study_exponents import ExponentFit, exponent_chart
+from tempbalance.report.study_charts import ExponentFit, exponent_chart
 from tempbalance.spectral.tail import fit_hill
 from tests.cases import raises
 

@@ -13,10 +13,10 @@ from tempbalance.lab.accuracy import accuracy_table
 from tempbalance.lab.findings import Findings, Tried
 from tempbalance.lab.paper.rows import PaperResult
 from tempbalance.lab.points import Point, Preset
+from tempbalance.lab.runs import DivergedError
 from tempbalance.lab.study import Study
 from tempbalance.report.statistics import paired, verdict_text
-from tempbalance.report.study_page import Report
-from tempbalance.report.tables import Number, ResultTable, to_csv, to_latex, to_rich
+from tempbalance.report.tables import Number, Report, ResultTable, to_csv, to_latex, to_rich
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries
 
@@ -66,6 +66,40 @@ def test_the_best_mean_over_seeds_wins_among_the_points_with_the_most_seeds(tmp_
     assert tb.best.point.options["lr"] == 0.05
     assert tb.best.seconds("balancing") == (0.5, None)
     assert tb.best.seconds("epoch") is None
+
+
+def diverge(folder: Path, method: str, rate: float, *seeds: int) -> Findings:
+    """Findings in which these runs have diverged in epoch 3."""
+    for point in points(PRESET):
+        if (point.cell["method"], point.options["lr"]) == (method, rate):
+            for seed in seeds:
+                RunFolder(folder / point.recipe(seed).id).write_result(DivergedError("the loss is nan", 3).result)
+    return STUDY.find(PRESET, points(PRESET), folder)
+
+
+def test_a_diverged_run_is_a_result_and_its_setting_is_the_worst(tmp_path):
+    trained(tmp_path, CAL | CAL_BETTER | TB | TB_INCOMPLETE)
+    findings = diverge(tmp_path, "tb", 0.1, 37, 13)
+    tb = findings.cells[1]
+    assert tb.is_complete
+    assert (tb.best.point.options["lr"], tb.diverged) == (0.05, {})  # though the other run with 0.1 has 99 %
+    assert findings.num_runs == (12, 12)
+    assert any("2 runs diverged" in note for note in findings.notes)
+    assert accuracy_table(findings).rows[1][-1] == "lr 0.05 (best of 2)"
+
+
+def test_a_diverged_run_of_the_best_setting_counts_as_the_worst_outcome_in_tests(tmp_path):
+    trained(tmp_path, CAL | CAL_BETTER | TB)
+    diverge(tmp_path, "tb", 0.05, 43)
+    findings = diverge(tmp_path, "tb", 0.1, *SEEDS)
+    cell = findings.cells[1]
+    assert (cell.best.point.options["lr"], cell.diverged, cell.mean) == (0.05, {43: 3}, 93.5)
+    assert findings.against(cell).differences == (0.5, 1.0, 90.0 - 92.0)  # 90 is the worst of all runs
+    row = dict(zip(accuracy_table(findings).columns, accuracy_table(findings).rows[1], strict=True))
+    assert row["seeds"] == "2 of 3, 1 diverged in epoch 3"
+    all_diverged = diverge(tmp_path, "tb", 0.05, *SEEDS)
+    row = dict(zip(accuracy_table(all_diverged).columns, accuracy_table(all_diverged).rows[1], strict=True))
+    assert row["accuracy, %"] == "diverged in epoch 3"
 
 
 def test_balancing_is_tested_against_the_baseline_seed_by_seed(tmp_path):

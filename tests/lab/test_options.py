@@ -10,8 +10,8 @@ from typing import get_args
 
 import pytest
 
-from tempbalance.lab.images.recipe import ImageRecipe, check_dataset
-from tempbalance.lab.options import ASSIGNMENTS, Assignment, Score, Tail, allowed
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.options import ASSIGNMENTS, Assignment, Score, Tail, allowed, check_dataset
 from tempbalance.lab.recipe import find_kind, read_recipe
 from tempbalance.ranking.assign import AssignmentName
 from tempbalance.spectral.score import ScoreName

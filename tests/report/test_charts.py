@@ -7,7 +7,7 @@ import pytest
 alt = pytest.importorskip("altair", reason="charts need the extra report")
 
 from tempbalance.report import diagnosis_charts, runs_charts  # noqa: E402
-from tempbalance.report.layer_charts import depth_points, spectrum_numbers  # noqa: E402
+from tempbalance.report.diagnosis import depth_points, spectrum_numbers  # noqa: E402
 from tempbalance.report.text import VERDICT_LOOKS  # noqa: E402
 from tests.report.cases import (  # noqa: E402
     HOSTILE,

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from tempbalance.report.histogram import MOST_BINS, log_histogram, spectrum_datum
+from tempbalance.report.spectrum import MOST_BINS, log_histogram, spectrum_datum
 from tests.cases import assert_carries
 
 

@@ -3,16 +3,17 @@ import os
 
 import pytest
 
-from tempbalance.report.run_data import (
-    alpha_bins,
+from tempbalance.report.layer_charts import alpha_bins
+from tempbalance.report.runs import (
     cells,
     curves,
     last_alphas,
     layer_names,
+    read_groups,
     recorded_spectra,
     shown_epochs,
+    summarize,
 )
-from tempbalance.report.runs import read_groups, summarize
 from tempbalance.runlog import RunFolder, RunFolderError
 from tests.cases import raises
 from tests.report.cases import write_run

@@ -6,8 +6,7 @@ pytest.importorskip("altair", reason="charts need the extra report")
 pytest.importorskip("vl_convert", reason="figures need the extra report")
 
 from tempbalance.report import save_figures
-from tempbalance.report.study_charts import Bar, Dot, Timing, bar_chart, line_chart, timing_chart
-from tempbalance.report.study_layers import (
+from tempbalance.report.layer_charts import (
     Alphas,
     LayerTrack,
     StepNorm,
@@ -20,6 +19,7 @@ from tempbalance.report.study_layers import (
     spectra_chart,
     two_layers,
 )
+from tempbalance.report.study_charts import Bar, Dot, Timing, bar_chart, line_chart, timing_chart
 from tests.cases import assert_carries, raises
 from tests.report.cases import HOSTILE, values_of
 from tests.report.test_figures import texts_of

@@ -2,9 +2,16 @@ import pytest
 
 pytest.importorskip("altair", reason="charts need the extra report")
 
-from tempbalance.report.panels import ends, evenly, log_axis, measure_axis, zoomed
-from tempbalance.report.run_data import MOST_EPOCHS
-from tempbalance.report.study_layers import Alphas, LayerTrack, alpha_boxes, alpha_histograms, layer_maps, two_layers
+from tempbalance.report.chart import ends, evenly, log_axis, measure_axis, zoomed
+from tempbalance.report.layer_charts import (
+    MOST_EPOCHS,
+    Alphas,
+    LayerTrack,
+    alpha_boxes,
+    alpha_histograms,
+    layer_maps,
+    two_layers,
+)
 from tests.cases import raises
 from tests.report.cases import values_of
 from tests.report.test_study_charts import TEXTS, encodings, layers_of

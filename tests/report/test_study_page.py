@@ -3,9 +3,9 @@ import pytest
 pytest.importorskip("altair", reason="pages need the extra report")
 pytest.importorskip("vl_convert", reason="pages need the extra report")
 
+from tempbalance.report.page import study_page
 from tempbalance.report.study_charts import Bar, bar_chart
-from tempbalance.report.study_page import Report, study_page
-from tempbalance.report.tables import Number, ResultTable
+from tempbalance.report.tables import Number, Report, ResultTable
 from tests.cases import raises
 from tests.report.cases import HOSTILE
 from tests.report.test_page import Page

@@ -2,7 +2,7 @@ import pytest
 
 pytest.importorskip("altair", reason="charts need the extra report")
 
-from tempbalance.report.study_layers import (
+from tempbalance.report.layer_charts import (
     StepNorm,
     StepSpectrum,
     gradient_chart,

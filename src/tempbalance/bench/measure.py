@@ -1,14 +1,24 @@
-"""The parts of the benchmark, measured in rounds: each times every contestant once, in turn."""
+"""Parts of the benchmark, measured in rounds: each round times every contestant once.
+
+Memory is measured in a process for each contestant:
+python -m tempbalance.bench.measure NETWORK CONTESTANT NUM_THREADS [quick]
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from tempbalance.bench.busy import beside_busy_core
 from tempbalance.bench.contestants import (
+    Subject,
     Turn,
     all_turns,
     device_turns,
@@ -19,11 +29,10 @@ from tempbalance.bench.contestants import (
     threads,
     with_threads,
 )
-from tempbalance.bench.machine import describe_machine, describe_versions
-from tempbalance.bench.memory import can_measure_memory, measure_memory
 from tempbalance.bench.networks import NETWORKS
 from tempbalance.bench.results import Memory, Results, Times
 from tempbalance.errors import unknown
+from tempbalance.lab.runs import versions
 
 PARTS = ("speed", "memory", "growth", "busy")
 DEVICE = "device"  # measured alone
@@ -196,3 +205,120 @@ def _memory(name: str, options: Options, results: Results, tell: Tell) -> None:
         num_bytes = measure_memory(name, turn, num_threads=results.num_threads, quick=options.quick)
         results.memory.append(Memory(title, turn, num_bytes))
     tell(what, len(turns), len(turns))
+
+
+# it ends when its standard input does: when we close it, and also when we are killed
+_CODE = """
+import os, sys, threading
+def end():
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=end, daemon=True).start()
+print("busy", flush=True)
+while True:
+    pass
+"""
+
+
+@contextmanager
+def busy_core() -> Iterator[subprocess.Popen[str]]:
+    """Let another process keep a core busy meanwhile.
+
+    Raises:
+        ChildProcessError: If it does not start.
+    """
+    command = [sys.executable, "-c", _CODE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != "busy\n":
+                raise ChildProcessError("the process that keeps a core busy did not start")
+            yield process
+        finally:
+            process.kill()
+
+
+def beside_busy_core(turn: Turn) -> Turn:
+    """The same while another process keeps a core busy."""
+
+    def run() -> dict[str, float]:
+        with busy_core():
+            return turn.run()
+
+    return Turn(turn.name, run)
+
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def can_measure_memory() -> bool:
+    """Whether the system tells the peak of a process and lets it be reset: Linux does."""
+    return _STATUS.exists() and _RESET.exists()
+
+
+def measure_memory(network: str, turn: str, *, num_threads: int, quick: bool = False) -> int:
+    """Bytes by which the peak of a fresh process is above what it held before the contestant's turn.
+
+    Args:
+        network: A key of `NETWORKS`.
+        turn: The contestant's name.
+        num_threads: Of torch.
+        quick: The small form.
+
+    Raises:
+        ChildProcessError: If the process fails.
+    """
+    command = [sys.executable, "-m", "tempbalance.bench.measure", network, turn, str(num_threads)]
+    result = subprocess.run([*command, *(["quick"] if quick else [])], capture_output=True, text=True)
+    if result.returncode:
+        last = result.stderr.strip().rpartition("\n")[2]
+        told = f"exit code {result.returncode}: {last}"
+        raise ChildProcessError(f"the process that measures the memory of {turn} on {network} failed, {told}")
+    return int(result.stdout.split()[-1])
+
+
+def _run(subject: Subject, turn: str) -> int:
+    """Bytes by which the peak of this process grows in a contestant's turn."""
+    (chosen,) = [each for each in all_turns(subject) if each.name == turn]
+    before = _status("VmRSS")
+    _RESET.write_text("5")  # the peak becomes what is held now
+    chosen.run()
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith(key)]
+    return int(line.split()[1]) * 1024
+
+
+def _main(network: str, turn: str, num_threads: str, *more: str) -> None:
+    with threads(int(num_threads)):
+        _run(make_subject(network, quick=True), turn)  # loads libraries and starts threads
+        print(_run(make_subject(network, quick="quick" in more), turn))
+
+
+_PACKAGES = ("tempbalance", "torch", "numpy", "weightwatcher", "powerlaw")
+_CPUS = Path("/proc/cpuinfo")
+
+
+def describe_machine() -> dict[str, str | int]:
+    """Processor, cores that we may use, and system."""
+    names = [line.partition(":")[2].strip() for line in _lines(_CPUS) if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine() or "unknown",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+
+
+def describe_versions() -> dict[str, str]:
+    """Of Python and of the packages that are measured."""
+    return versions(_PACKAGES)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

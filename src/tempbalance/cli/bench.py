@@ -42,7 +42,7 @@ def bench(
     figure: Annotated[_File, typer.Option(help="Draw the speed: a file that ends in .svg, .pdf or .png.")] = None,
 ) -> None:
     """Measure one balancing beside the published procedure, WeightWatcher and training."""
-    with answered(), stoppable():
+    with answered("lab"), stoppable():
         _check_places(out, figure)
         if read is not None:
             from tempbalance.bench.results import read_results
@@ -119,7 +119,7 @@ def _progress() -> Iterator[Tell]:
 
 
 def _show(results: Results, *, markdown: bool, figure: Path | None) -> None:
-    from tempbalance.bench.present import setting_text, tables, to_markdown
+    from tempbalance.bench.results import setting_text, tables, to_markdown
     from tempbalance.report.tables import to_rich
 
     if markdown:
@@ -133,6 +133,6 @@ def _show(results: Results, *, markdown: bool, figure: Path | None) -> None:
     if figure is not None and not results.of_part("speed"):
         say("no figure is drawn: no speed was measured")
     elif figure is not None:
-        from tempbalance.bench.draw import draw_speed
+        from tempbalance.bench.chart import draw_speed
 
         say(draw_speed(results, figure))

@@ -98,7 +98,7 @@ def run(
     if len(sources) > 1 and output.is_of_one:
         raise ValueError("--html, --figures, --sort, --top and --wide are about one checkpoint: not with --against")
     if output.html is not None or output.figures is not None:
-        import_module("tempbalance.report.layer_page")  # a missing extra is an error before the work, not after
+        import_module("tempbalance.report.diagnosis")  # a missing extra is an error before the work, not after
     diagnoses = [diagnose_with_progress(source, {**which, **how}, console) for source in sources]
     for each in diagnoses:
         _check_judged(each)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings
     from tempbalance.lab.points import Point, Preset
     from tempbalance.lab.study import Study
-    from tempbalance.report.study_page import Report
+    from tempbalance.report.tables import Report
 
 study = typer.Typer(no_args_is_help=True, help="The paper's experiments: list, run, watch and report them.")
 
@@ -230,7 +230,8 @@ def claims(
 
 def _check_output(form: str, html: Path | None, figures: Path | None) -> None:
     from tempbalance.errors import unknown
-    from tempbalance.report.study_page import FORMS, check_places
+    from tempbalance.report.page import check_places
+    from tempbalance.report.tables import FORMS
 
     if form not in FORMS:
         raise ValueError(unknown("format", form, FORMS))
@@ -238,7 +239,8 @@ def _check_output(form: str, html: Path | None, figures: Path | None) -> None:
 
 
 def _write(found: Report, form: str, html: Path | None, figures: Path | None) -> None:
-    from tempbalance.report.study_page import print_report, write_report
+    from tempbalance.report.page import write_report
+    from tempbalance.report.tables import print_report
 
     print_report(found, form, wide_output())
     for path in write_report(found, html=html, figures=figures):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.options import pretty
 from tempbalance.lab.points import NAMED
-from tempbalance.report.study_page import Report
-from tempbalance.report.tables import Entry, Number, ResultTable
+from tempbalance.report.tables import Entry, Number, Report, ResultTable
 
 if TYPE_CHECKING:
     import altair as alt
@@ -139,7 +138,7 @@ def accuracy_table(findings: Findings, *, seconds: str | None = None) -> ResultT
     rows = []
     for cell in findings.cells:
         row: list[Entry] = [pretty(cell.labels[name]) for name in (*NAMED, *names)]
-        row += [None if cell.mean is None else Number(cell.mean, cell.std), f"{len(cell.outcomes)} of {cell.num_seeds}"]
+        row += [_diverged_text(cell) or None if cell.mean is None else Number(cell.mean, cell.std), _seeds_text(cell)]
         row += _test_entries(findings, cell) if has_test else []
         row += _paper_entries(cell)
         row += _second_entries(cell, seconds) if seconds else []
@@ -147,6 +146,17 @@ def accuracy_table(findings: Findings, *, seconds: str | None = None) -> ResultT
     spread = (measure.title, against, paper, *_SECONDS.values(), "paper, seconds")
     caption = _caption(findings, has_test=has_test, seconds=seconds)
     return ResultTable(caption, [*columns, "setting"], rows, spread=spread, noted=(paper,))
+
+
+def _diverged_text(cell: Cell) -> str:
+    """Return when runs of the best point diverged."""
+    epochs = ", ".join(map(str, sorted(set(cell.diverged.values()))))
+    return f"diverged in epoch {epochs}" if epochs else ""
+
+
+def _seeds_text(cell: Cell) -> str:
+    text = f"{len(cell.outcomes)} of {cell.num_seeds}"
+    return f"{text}, {len(cell.diverged)} {_diverged_text(cell)}" if cell.diverged else text
 
 
 def _test_entries(findings: Findings, cell: Cell) -> list[Entry]:
@@ -178,7 +188,7 @@ def _setting_text(cell: Cell) -> str:
     """Return the searched options of the best point, and the size of its grid."""
     if cell.best is None:
         return ""
-    num_begun = sum(bool(each.results) for each in cell.tried)
+    num_begun = sum(bool(each.num_done) for each in cell.tried)
     there = f"{num_begun}" if cell.is_complete else f"{num_begun} so far"
     return cell.best.point.settings_text(cell.labels) + (f" (best of {there})" if len(cell.tried) > 1 else "")
 

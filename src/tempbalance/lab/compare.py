@@ -14,6 +14,7 @@ from rich.table import Table
 from tempbalance.lab.findings import last_alphas
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import find_method
+from tempbalance.lab.runs import DivergedError
 from tempbalance.report.statistics import Paired, verdict_text
 from tempbalance.runlog import RunFolder, write_whole
 
@@ -82,12 +83,20 @@ def doubts(options: Mapping[str, Any], recipes: Sequence[ImageRecipe]) -> list[s
 
 
 def summarize(methods: Sequence[str], recipes: Sequence[ImageRecipe], folder: Path) -> list[Comparison]:
-    """What the finished runs came to, method by method; differences are to the first one, seed by seed."""
+    """Summarize the complete runs of each method, with differences from the first one seed by seed.
+
+    Raises:
+        DivergedError: If a run diverged.
+    """
     found = []
     reference: tuple[float, ...] = ()
     for method in methods:
         runs = [RunFolder(folder / recipe.name) for recipe in recipes if recipe.method == method]
-        accuracies = tuple(float(run.result["test_accuracy"]) for run in runs if run.result is not None)
+        results = [result for run in runs if (result := run.result) is not None]
+        for result in results:
+            if "diverged" in result:
+                raise DivergedError(f"{method} diverged: {result['diverged']}", result["diverged_epoch"])
+        accuracies = tuple(float(result["test_accuracy"]) for result in results)
         reference = reference or accuracies
         test = Paired(tuple(ours - theirs for ours, theirs in zip(accuracies, reference, strict=True)))
         spreads = [pstdev(alphas) for run in runs if (alphas := last_alphas(run))]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -28,11 +29,18 @@ class Tried:
         point: The setting.
         runs: Folders of complete runs by seed.
         results: Results of these runs by seed.
+        diverged: The epoch in which a run diverged, by seed.
     """
 
     point: Point
     runs: Mapping[int, RunFolder]
     results: Mapping[int, Line]
+    diverged: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def num_done(self) -> int:
+        """Number of runs that are complete or diverged."""
+        return len(self.results) + len(self.diverged)
 
     @property
     def measure(self) -> Measure:
@@ -90,10 +98,17 @@ class Cell:
 
     @cached_property
     def best(self) -> Tried | None:
-        """The point with the best mean among those with the most seeds; ``None`` without a complete run."""
-        most = max(len(each.results) for each in self.tried)
-        found = [(each.mean, each) for each in self.tried if each.mean is not None and len(each.results) == most]
-        return max(found, key=lambda pair: pair[1].measure.sign(pair[0]))[1] if found else None
+        """The point with the best mean among those with the most seeds; ``None`` without a run that ended.
+
+        A point with a diverged run is worse than all without one.
+        """
+        most = max(each.num_done for each in self.tried)
+        return max((each for each in self.tried if each.num_done == most), key=_rank) if most else None
+
+    @property
+    def diverged(self) -> Mapping[int, int]:
+        """Diverged runs of the best point, as `Tried.diverged`."""
+        return self.best.diverged if self.best is not None else {}
 
     @property
     def runs(self) -> list[RunFolder]:
@@ -117,7 +132,7 @@ class Cell:
     @property
     def is_complete(self) -> bool:
         """Whether every point of its grid has all its seeds."""
-        return all(len(each.results) == self.num_seeds for each in self.tried)
+        return all(each.num_done == self.num_seeds for each in self.tried)
 
     @property
     def outcomes(self) -> dict[int, float]:
@@ -128,6 +143,11 @@ class Cell:
     def panel(self) -> str:
         """Network and data."""
         return f"{pretty(self.labels['model'])}, {pretty(self.labels['dataset'])}"
+
+
+def _rank(tried: Tried) -> tuple[int, float]:
+    """Return a number that is larger for better points: fewer diverged runs first, then the mean."""
+    return -len(tried.diverged), -math.inf if tried.mean is None else tried.measure.sign(tried.mean)
 
 
 @dataclass(frozen=True)
@@ -159,7 +179,7 @@ class Findings:
     def num_runs(self) -> tuple[int, int]:
         """Number of complete runs, and of all runs."""
         tried = [each for cell in self.cells for each in cell.tried]
-        return sum(len(each.runs) for each in tried), len(tried) * len(self.seeds)
+        return sum(each.num_done for each in tried), len(tried) * len(self.seeds)
 
     @property
     def subtitle(self) -> str:
@@ -177,6 +197,12 @@ class Findings:
     def notes(self) -> list[str]:
         """Warnings about runs that are damaged, or that none is complete yet."""
         found = [f"skipped: {damage}" for damage in self.damaged]
+        tried = [each for cell in self.cells for each in cell.tried]
+        if number := sum(len(each.diverged) for each in tried):
+            found.append(
+                f"{number} run{'s' * (number > 1)} diverged. A setting with one is worse than all settings without, "
+                "and in tests the run has the worst outcome of all runs."
+            )
         if self.cells and self.num_runs[0] == 0:
             found.append(f"no run is complete yet: tempbalance study run {self.name} --preset {self.preset.name}")
         return found
@@ -194,7 +220,19 @@ class Findings:
     def against(self, cell: Cell) -> Paired | None:
         """Test a cell against its reference seed by seed; ``None`` without a reference or a common seed."""
         other = self.compared_with(cell)
-        return None if other is None else paired(cell.outcomes, other.outcomes)
+        return None if other is None else paired(self.outcomes(cell), self.outcomes(other))
+
+    def outcomes(self, cell: Cell) -> dict[int, float]:
+        """Return the outcomes of a cell by seed; a diverged run has the worst outcome of all runs of the study."""
+        found = dict(cell.outcomes)
+        if cell.diverged and self._worst is not None:
+            found |= dict.fromkeys(cell.diverged, self._worst)
+        return found
+
+    @cached_property
+    def _worst(self) -> float | None:
+        values = [value for cell in self.cells for each in cell.tried for value in each.outcomes.values()]
+        return min(values, key=self.measure.sign, default=None)
 
     @property
     def verdicts(self) -> list[str]:
@@ -234,8 +272,10 @@ def find_cells(points: Sequence[Point], seeds: Sequence[int], folder: Path) -> t
     for point in points:
         jobs = {seed: Job(recipe := point.recipe(seed), folder / recipe.id) for seed in seeds}
         runs = {seed: job.run for seed, job in jobs.items() if not job.damage}
-        results = {seed: result for seed in runs if (result := jobs[seed].result) is not None}
-        tried = Tried(point, {seed: runs[seed] for seed in results}, results)
+        ended = {seed: result for seed in runs if (result := jobs[seed].result) is not None}
+        results = {seed: result for seed, result in ended.items() if "diverged" not in result}
+        diverged = {seed: result["diverged_epoch"] for seed, result in ended.items() if "diverged" in result}
+        tried = Tried(point, {seed: runs[seed] for seed in results}, results, diverged)
         cells.setdefault(cell_key(point), []).append(tried)
     return tuple(Cell(each[0].point.cell, tuple(each), len(seeds)) for each in cells.values())
 

@@ -74,6 +74,13 @@ Share = Annotated[Number, Field(ge=0, lt=1)]
 Fraction = Annotated[Number, Field(gt=0, lt=1)]
 Pair = Annotated[tuple[Number, Number], BeforeValidator(_pair)]
 
+# Known images, with the number of images for training and for the test; tests compare them with the loaders.
+NUM_IMAGES = {
+    "digits": (1438, 359), "fashion_mnist": (60_000, 10_000), "mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032), "tiny_imagenet": (100_000, 10_000),
+}  # fmt: skip
+DATASETS = tuple(NUM_IMAGES)
+
 # Names of the library, which is not imported because it loads torch; tests compare them.
 Tail = Literal["median", "goodness_of_fit", "peak"]
 Score = Literal[
@@ -115,6 +122,17 @@ ScaleRange = Annotated[
     Field(description="Smallest and largest scale of a balanced method."),
     BALANCING,
 ]
+
+
+def check_dataset(name: str) -> None:
+    """Refuse a dataset that is neither known nor a path.
+
+    Raises:
+        ValueError: With the closest known names.
+    """
+    if name not in DATASETS and not Path(name).expanduser().exists():
+        told = unknown("dataset", name, DATASETS)
+        raise ValueError(f"{told}; or the path of an .npz file or of a folder with train and test folders")
 
 
 def type_of(hint: Any) -> Any:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tempbalance.errors import unknown
-from tempbalance.lab.images.recipe import DATASETS, NUM_IMAGES, ImageRecipe
-from tempbalance.lab.options import pretty
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.options import DATASETS, NUM_IMAGES, pretty
 from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow
 from tempbalance.lab.paper.statements import stated
 from tempbalance.lab.paper.tables import paper_tables

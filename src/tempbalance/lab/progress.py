@@ -121,6 +121,8 @@ class Times:
     def learn(self, job: Job) -> None:
         """Take a run's time into account: the one it says if it is complete, otherwise that between its files."""
         result = job.result
+        if result is not None and "diverged" in result:
+            return
         if result is not None:
             self._found.setdefault(job.recipe.pace, []).append(result["seconds"] / job.recipe.num_epochs)
             return
@@ -241,7 +243,10 @@ class SweepView:
             result = job.result
             assert result is not None
             measure = job.recipe.measure
-            text = f"{job.folder.name}: {measure.text(result[measure.name])}, {seconds_text(result['seconds'])}"
+            if "diverged" in result:
+                text = f"{job.folder.name}: diverged in epoch {result['diverged_epoch']}"
+            else:
+                text = f"{job.folder.name}: {measure.text(result[measure.name])}, {seconds_text(result['seconds'])}"
         else:
             text = f"{job.folder.name} failed: {failure}"
         if self._live is None or failure is not None:

@@ -34,6 +34,27 @@ class TrainingError(Exception):
     """A run that cannot go on, and why."""
 
 
+class DivergedError(TrainingError):
+    """A run whose loss, weights or test value is no longer finite.
+
+    Args:
+        message: Where it was noticed.
+        epoch: The epoch in which it was.
+    """
+
+    def __init__(self, message: str, epoch: int) -> None:
+        super().__init__(message, epoch)
+        self.message, self.epoch = message, epoch
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def result(self) -> Line:
+        """Result of a run that ended so: studies count it as the worst, and it is not trained again."""
+        return {"diverged": self.message, "diverged_epoch": self.epoch}
+
+
 class InterruptedRunError(Exception):
     """A run that was asked to stop; its finished epochs are kept."""
 
@@ -97,13 +118,17 @@ def check_run(run: RunFolder, recipe: BaseRecipe, *, precision: str | None = Non
 
 
 def finished(run: RunFolder, recipe: BaseRecipe) -> Line | None:
-    """Return the result of a complete run, otherwise ``None``.
+    """Return the result of a complete or diverged run, otherwise ``None``.
 
     Raises:
         RunFolderError: If the result lacks a number.
     """
     result = run.result
-    if result is not None and (missing := [name for name in recipe.result_names if not _is_number(result.get(name))]):
+    if result is not None and "diverged" in result:
+        names: Sequence[str] = ("diverged_epoch",)
+    else:
+        names = recipe.result_names
+    if result is not None and (missing := [name for name in names if not _is_number(result.get(name))]):
         file = run.path / "result.json"
         raise RunFolderError(
             f"{file}: must have numbers for {', '.join(missing)}; without the file the same command ends the run again"

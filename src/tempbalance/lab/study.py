@@ -26,7 +26,7 @@ from tempbalance.lab.options import pretty
 from tempbalance.lab.paper.statements import paper_statements
 from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.recipe import SEEDS, make_recipe
-from tempbalance.report.study_page import Report
+from tempbalance.report.tables import Report
 from tempbalance.runlog import RunFolder, RunFolderError
 
 _COLUMNS = {"data": "dataset", "network": "model"}  # names of labels in reports

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from tempbalance.lab.progress import RunProgress, say
 from tempbalance.lab.recipe import BaseRecipe, training_module
-from tempbalance.lab.runs import Epoch, Recorder, TrainingError, check_run, finished, full_precision, listed
+from tempbalance.lab.runs import DivergedError, Epoch, Recorder, check_run, finished, full_precision, listed
 from tempbalance.runlog import Line, RunFolder
 
 R = TypeVar("R", bound=BaseRecipe)
@@ -125,7 +125,7 @@ class Training(ABC, Generic[R]):
         """Return a number, if it is finite.
 
         Raises:
-            TrainingError: With epoch and iteration, the first layer that is not finite, and the learning rates.
+            DivergedError: With epoch and iteration, the first layer that is not finite, and the learning rates.
         """
         if math.isfinite(value):
             return value
@@ -134,9 +134,11 @@ class Training(ABC, Generic[R]):
             if not all(bool(parameter.isfinite().all()) for parameter in group["params"]):
                 layer = group.get("layer", "the rest")
                 rate = f"learning rate {float(group['lr']):.3g}"
-                raise TrainingError(f"{where}; the first layer that is not finite is {layer!r}, {rate}")
+                raise DivergedError(f"{where}; the first layer that is not finite is {layer!r}, {rate}", self.number)
         highest = max(float(group["lr"]) for group in self.optimizer.param_groups)
-        raise TrainingError(f"{where}; all weights are still finite, learning rates are up to {highest:.3g}")
+        raise DivergedError(
+            f"{where}; all weights are still finite, learning rates are up to {highest:.3g}", self.number
+        )
 
 
 def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, **settings: Any) -> Line | None:
@@ -155,15 +157,20 @@ def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, 
         ValueError: If the recipe does not fit the data or the devices, or a setting cannot be used.
         OtherRunError: If the folder holds a run of another recipe or of other data.
         RunFolderError: If another process trains there, or a file there is damaged.
-        TrainingError: If the loss is not finite, or the disk is full.
+        DivergedError: If the loss is not finite, or the folder holds a run that ended so.
+        TrainingError: If the disk is full.
         InterruptedRunError: On Ctrl-C or SIGTERM.
     """
+    run = RunFolder(folder)
+    check_run(run, recipe)
+    if (result := finished(run, recipe)) is not None and "diverged" in result:
+        raise DivergedError(f"{folder}: {result['diverged']}", result["diverged_epoch"])
     module = import_module(training_module(recipe.kind))
     own_loop = getattr(module, "train_on_ultralytics", None)
     cache = Path(cache) if cache else None
     if own_loop is not None:
-        result: Line = own_loop(recipe, folder, cache=cache, **settings)
-        return result
+        ended: Line = own_loop(recipe, folder, cache=cache, **settings)
+        return ended
     return train_on_fabric(recipe, folder, module, cache=cache, **settings)
 
 

@@ -9,18 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tempbalance.report.figures import save_figures
-    from tempbalance.report.layer_charts import diagnosis_charts
-    from tempbalance.report.layer_page import diagnosis_page
-    from tempbalance.report.run_charts import runs_charts
-    from tempbalance.report.run_page import runs_page
+    from tempbalance.report.chart import save_figures
+    from tempbalance.report.diagnosis import diagnosis_charts, diagnosis_page
+    from tempbalance.report.run_page import runs_charts, runs_page
 
 _MODULES = {
-    "diagnosis_charts": "layer_charts",
-    "diagnosis_page": "layer_page",
-    "runs_charts": "run_charts",
+    "diagnosis_charts": "diagnosis",
+    "diagnosis_page": "diagnosis",
+    "runs_charts": "run_page",
     "runs_page": "run_page",
-    "save_figures": "figures",
+    "save_figures": "chart",
 }
 
 __all__ = ["diagnosis_charts", "diagnosis_page", "runs_charts", "runs_page", "save_figures"]

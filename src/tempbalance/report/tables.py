@@ -1,14 +1,21 @@
-"""Tables of results: for a terminal, as CSV and as LaTeX."""
+"""Results of a study as tables, charts and notes; printed to a terminal, as CSV and as LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    import altair as alt
+    from rich.console import Console
+
+FORMS = ("table", "csv", "latex")
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,32 @@ class ResultTable:
     def is_number(self, column: int) -> bool:
         """Whether a column holds numbers."""
         return any(isinstance(row[column], Number) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results of a study.
+
+    Attributes:
+        tables: Tables from top to bottom.
+        charts: Charts by name, which becomes the name of a file.
+        captions: Description of each chart by the same names.
+        notes: Sentences about the results.
+        study, preset: Names that each row of a CSV file has.
+        title: Heading of the page.
+        subtitle: Preset and data; printed under the title, with each table and on each chart.
+        about: What the study varies, in a sentence.
+    """
+
+    tables: Sequence[ResultTable]
+    charts: Mapping[str, alt.TopLevelMixin]
+    captions: Mapping[str, str]
+    notes: Sequence[str] = ()
+    study: str = ""
+    preset: str = ""
+    title: str = ""
+    subtitle: str = ""
+    about: str = ""
 
 
 def entry_text(entry: Entry) -> str:
@@ -164,3 +197,21 @@ _SPECIAL = {
 
 def _latex(text: str) -> str:
     return "".join(_SPECIAL.get(char, char) for char in text)
+
+
+def print_report(report: Report, form: str, console: Console) -> None:
+    """Print the tables in one of `FORMS`; ``table`` has the captions and notes too."""
+    for number, table in enumerate(report.tables):
+        if form == "csv":
+            console.out("\n" * (number > 0), end="")
+            conditions = report.subtitle.partition(": ")[2]
+            text = to_csv(table, study=report.study, preset=report.preset, conditions=conditions)
+            console.out(text, end="", highlight=False)
+        elif form == "latex":
+            text = to_latex(table, report.subtitle, label=f"{report.study}-{report.preset}")
+            console.out(text, end="", highlight=False)
+        else:
+            for part in (report.subtitle, to_rich(table), table.caption):
+                console.print(part, markup=False, highlight=False)
+    for note in report.notes if form == "table" else ():
+        console.print(note, markup=False, highlight=False, soft_wrap=True)

@@ -125,19 +125,32 @@ def test_one_process_trains_one_run_after_another_as_a_run_alone_is_trained(pool
 
 @pytest.mark.slow
 def test_a_failing_run_leaves_its_traceback_and_the_process_goes_on(pool, tmp_path):
-    pool.start(asked(tmp_path / "bad", lr=1e30))
+    pool.start(asked(tmp_path / "bad", dataset="nowhere.npz"))
     (ended,) = wait(pool)
     assert ended.state == "failed"
-    assert "loss" in ended.message
+    assert "nowhere.npz" in ended.message
     said = (tmp_path / "bad" / "failure.txt").read_text()
     assert said.startswith("Traceback")
-    assert "TrainingError" in said
+    assert "nowhere.npz" in said
     pool.start(asked(tmp_path / "good"))
     assert [each.state for each in wait(pool)] == ["done"]
     write_whole(tmp_path / "bad" / "asked.json", (tmp_path / "good" / "asked.json").read_bytes())
     pool.start(Job(ImageRecipe.from_dict(SMALL), tmp_path / "bad"))
     assert [each.state for each in wait(pool)] == ["done"]
     assert not (tmp_path / "bad" / "failure.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_is_done_and_not_trained_again(pool, tmp_path):
+    job = asked(tmp_path / "bad", lr=1e30)
+    for _ in range(2):
+        pool.start(job)
+        assert [each.state for each in wait(pool)] == ["done"]
+        assert (job.state, job.result["diverged_epoch"]) == ("done", 1)
+        assert "the loss is" in job.result["diverged"]
+    assert not (tmp_path / "bad" / "failure.txt").exists()
+    assert (tmp_path / "bad" / "output.txt").read_text().count("the loss is") == 2  # the second time as it is on record
+    assert RunFolder(tmp_path / "bad").metrics == []
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from PIL import Image
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
+from tempbalance.lab import options
 from tempbalance.lab.images import data as data_module
-from tempbalance.lab.images import recipe as recipes
 from tempbalance.lab.images.data import DATASETS, ImageData, load_data
 from tests.cases import raises, warns
 
@@ -459,7 +459,7 @@ def test_a_name_like_no_other_is_answered_with_all_of_them():
 
 
 def test_the_known_datasets_are_the_papers():
-    assert tuple(DATASETS) == recipes.DATASETS
+    assert tuple(DATASETS) == options.DATASETS
     assert set(DATASETS) == {"digits", "fashion_mnist", "mnist", "cifar10", "cifar100", "svhn", "tiny_imagenet"}
 
 

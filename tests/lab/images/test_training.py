@@ -19,7 +19,7 @@ from rich.console import Console
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.images.training import initial_network, load
 from tempbalance.lab.methods import METHODS
-from tempbalance.lab.runs import InterruptedRunError, OtherRunError, TrainingError, load_weights, save
+from tempbalance.lab.runs import DivergedError, InterruptedRunError, OtherRunError, TrainingError, load_weights, save
 from tempbalance.lab.train import train
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, changed, raises, warns
@@ -203,9 +203,12 @@ def test_another_recipe_is_refused_with_the_difference(whole):
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_epoch_the_layer_and_its_rate(tmp_path):
     broken = ImageRecipe.from_dict({**SMALL.to_dict(), "method": "cal", "lr": 1e20, "weight_decay": 1e30})
-    with raises(TrainingError, "epoch 1", "'linear", "1e+20"):
+    with raises(DivergedError, "epoch 1", "'linear", "1e+20") as found:
         train(broken, tmp_path, device="cpu")
     assert RunFolder(tmp_path).result is None
+    RunFolder(tmp_path).write_result(found.value.result)  # as a sweep does
+    with raises(DivergedError, tmp_path, "epoch 1"):
+        train(broken, tmp_path, device="cpu")
 
 
 def test_a_loss_that_breaks_in_the_very_last_step_is_noticed_too(tmp_path):

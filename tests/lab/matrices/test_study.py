@@ -8,7 +8,7 @@ pytest.importorskip("altair", reason="charts need the extra report")
 
 from tempbalance.lab.points import PRESETS, find_preset
 from tempbalance.lab.study import find_study
-from tempbalance.report.study_exponents import ExponentPair, MatrixSpectrum, decay_chart, pair_chart
+from tempbalance.report.study_charts import ExponentPair, MatrixSpectrum, decay_chart, pair_chart
 from tests.cases import assert_carries, raises
 
 STUDY = find_study("matrices")

@@ -27,7 +27,7 @@ from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.progress import epoch_text, say
-from tempbalance.lab.runs import Epoch, Recorder, TrainingError, check_run, finished, full_precision
+from tempbalance.lab.runs import DivergedError, Epoch, Recorder, TrainingError, check_run, finished, full_precision
 from tempbalance.runlog import Line, RunFolder, write_whole
 
 OWN_FILES = "ultralytics"
@@ -146,8 +146,8 @@ class Callbacks:
             )
         self._loss = sum(trainer.label_loss_items(trainer.tloss).values())
         if not math.isfinite(self._loss):
-            raise TrainingError(
-                f"the loss is {self._loss} in epoch {epoch}; rates are up to {self._rates(trainer)[1]:.3g}"
+            raise DivergedError(
+                f"the loss is {self._loss} in epoch {epoch}; rates are up to {self._rates(trainer)[1]:.3g}", epoch
             )
 
     def on_model_save(self, trainer: Any) -> None:

@@ -27,8 +27,8 @@ from rich.console import Console
 from tempbalance.lab.jobs import ASKED, FAILURE, Ended, Job, Settings
 from tempbalance.lab.options import read_options
 from tempbalance.lab.recipe import make_recipe
-from tempbalance.lab.runs import InterruptedRunError
-from tempbalance.runlog import BusyRunError, write_whole
+from tempbalance.lab.runs import DivergedError, InterruptedRunError
+from tempbalance.runlog import BusyRunError, RunFolder, write_whole
 
 _PATIENCE = 10  # seconds for a process whose input has ended
 
@@ -195,7 +195,7 @@ def work(folder: Path, settings: Settings) -> tuple[str, str]:
 
     Args:
         folder: The run's. What the run says goes to ``output.txt`` there, the traceback of a failure to
-            ``failure.txt``.
+            ``failure.txt``; a run that diverges leaves that as its result.
         settings: How: ``device``, ``precision``, ``threads``, ``cache``, ``log_every`` and ``tensorboard``.
 
     Returns:
@@ -212,6 +212,10 @@ def work(folder: Path, settings: Settings) -> tuple[str, str]:
             return "busy", str(err)
         except InterruptedRunError as err:  # a SIGTERM: the run is to go on somewhere
             return "died", str(err)
+        except DivergedError as err:
+            output.write(f"{err}\n")
+            if RunFolder(folder).result is None:
+                RunFolder(folder).write_result(err.result)
         except Exception as err:
             trace = traceback.format_exc()
             output.write(trace)

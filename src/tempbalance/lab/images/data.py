@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tempbalance.lab.download import RemoteFile, fetch, read_archive
 from tempbalance.lab.images.files import ARRAYS, Split, decode, load_folder, load_npz
-from tempbalance.lab.images.recipe import check_dataset
+from tempbalance.lab.options import check_dataset
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 

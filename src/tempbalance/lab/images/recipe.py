@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from tempbalance.errors import unknown
 from tempbalance.lab.methods import METHODS, find_method
 from tempbalance.lab.options import (
     BALANCING,
+    DATASETS,
     LOGGING,
     METHOD,
+    NUM_IMAGES,
     BatchSize,
     Count,
     Epochs,
@@ -30,17 +31,12 @@ from tempbalance.lab.options import (
     Start,
     TestLimit,
     WeightDecay,
+    check_dataset,
     pretty,
 )
 from tempbalance.lab.recipe import ACCURACY, BalancingRecipe
 from tempbalance.report.text import shown
 
-# Known data, with the number of images for training and for the test; tests compare them with the loaders.
-NUM_IMAGES = {
-    "digits": (1438, 359), "fashion_mnist": (60_000, 10_000), "mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
-    "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032), "tiny_imagenet": (100_000, 10_000),
-}  # fmt: skip
-DATASETS = tuple(NUM_IMAGES)
 Model = Literal["resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "vgg19", "wrn16_8", "wrn28_6", "mlp"]
 MODELS: tuple[str, ...] = get_args(Model)
 
@@ -189,14 +185,3 @@ def _digest(dataset: str, limit: int | None, test_limit: int | None) -> str:
     from tempbalance.lab.images.data import load_data
 
     return load_data(dataset, limit=limit, test_limit=test_limit).digest()
-
-
-def check_dataset(name: str) -> None:
-    """Refuse a dataset that is neither known nor a path.
-
-    Raises:
-        ValueError: With the closest known names.
-    """
-    if name not in DATASETS and not Path(name).expanduser().exists():
-        told = unknown("dataset", name, DATASETS)
-        raise ValueError(f"{told}; or the path of an .npz file or of a folder with train and test folders")

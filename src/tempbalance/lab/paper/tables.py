@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tempbalance.errors import unknown
-from tempbalance.lab.images.recipe import DATASETS, MODELS, ImageRecipe
+from tempbalance.lab.images.recipe import MODELS, ImageRecipe
 from tempbalance.lab.methods import find_method
-from tempbalance.lab.options import Count, Number, Pair, Share, read_options
+from tempbalance.lab.options import DATASETS, Count, Number, Pair, Share, read_options
 from tempbalance.lab.paper.fields import check_fields
 from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow, PaperTable, recipe_options
 

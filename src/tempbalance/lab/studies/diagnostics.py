@@ -14,19 +14,18 @@ from tempbalance.lab.paper.statements import stated
 from tempbalance.lab.points import NAMED, Grid, Point, Preset, common_settings, reduced, steps_like
 from tempbalance.lab.studies.comparisons import TWO_STAND_INS
 from tempbalance.lab.study import Study
-from tempbalance.report.study_page import Report
-from tempbalance.report.tables import Entry, Number, ResultTable
+from tempbalance.report.tables import Entry, Number, Report, ResultTable
 from tempbalance.runlog import Line, RunFolder
 
 if TYPE_CHECKING:
-    from tempbalance.report.study_layers import Alphas, LayerTrack
+    from tempbalance.report.layer_charts import Alphas, LayerTrack
 
 _FAMILIES = {"resnet": "ResNet", "vgg": "VGG", "wrn": "WRN"}
 
 
 def _present_alpha(findings: Findings) -> Report:
     """Return box plots for each network and data, and histograms for families of them."""
-    from tempbalance.report.study_layers import Alphas, alpha_boxes, alpha_histograms
+    from tempbalance.report.layer_charts import Alphas, alpha_boxes, alpha_histograms
 
     values = [(cell, [alpha for run in cell.runs for alpha in last_alphas(run)]) for cell in findings.cells]
     rows: list[list[Entry]] = []
@@ -78,7 +77,7 @@ def _family(cell: Cell) -> str | None:
 
 def _present_layers(findings: Findings) -> Report:
     """Return heat maps of all layers, and lines of the two that the paper shows."""
-    from tempbalance.report.study_layers import layer_maps, two_layers
+    from tempbalance.report.layer_charts import layer_maps, two_layers
 
     tracks = [track for cell in findings.cells if (track := _track(cell)) is not None]
     rows = []
@@ -107,7 +106,7 @@ def _present_layers(findings: Findings) -> Report:
 
 def _track(cell: Cell) -> LayerTrack | None:
     """Return alpha and rate of the layers over training, from the log of the first complete seed."""
-    from tempbalance.report.study_layers import LayerTrack
+    from tempbalance.report.layer_charts import LayerTrack
 
     if not cell.runs:
         return None
@@ -135,7 +134,7 @@ def _logged_points(preset: Preset, num_epochs: int, **options: Any) -> list[Poin
 
 def _present_gradients(findings: Findings) -> Report:
     """Return the largest, smallest and mean norm over training, and the distribution in the first epoch."""
-    from tempbalance.report.study_layers import StepNorm, gradient_chart, gradient_histograms
+    from tempbalance.report.layer_charts import StepNorm, gradient_chart, gradient_histograms
 
     (cell,) = findings.cells
     norms = [
@@ -170,7 +169,7 @@ _LAYER = "layer4.0.conv2"  # one of the two layers that the paper follows elsewh
 
 def _present_rank_one(findings: Findings) -> Report:
     """Return the distance of the largest eigenvalue from the others, step by step, and some of the spectra."""
-    from tempbalance.report.study_layers import StepSpectrum, spectra_chart
+    from tempbalance.report.layer_charts import StepSpectrum, spectra_chart
 
     (cell,) = findings.cells
     spectra = [

@@ -12,14 +12,13 @@ from tempbalance.lab.paper.statements import stated
 from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.study import Study
 from tempbalance.report.statistics import correlation_limit
-from tempbalance.report.study_page import Report
-from tempbalance.report.tables import Entry, Number, ResultTable
+from tempbalance.report.tables import Entry, Number, Report, ResultTable
 from tempbalance.runlog import Line
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from tempbalance.report.study_exponents import ExponentFit
+    from tempbalance.report.study_charts import ExponentFit
 
 
 def power_law(size: int, s: float) -> list[float]:
@@ -31,7 +30,7 @@ def fit_exponents() -> list[ExponentFit]:
     """Fit alpha for each size and exponent of the paper."""
     import torch
 
-    from tempbalance.report.study_exponents import ExponentFit
+    from tempbalance.report.study_charts import ExponentFit
     from tempbalance.spectral.tail import fit_tail
 
     return [
@@ -43,7 +42,7 @@ def fit_exponents() -> list[ExponentFit]:
 
 def _present_exponent(findings: Findings) -> Report:
     """Return a row for each size, and alpha against s with the curve."""
-    from tempbalance.report.study_exponents import exponent_chart
+    from tempbalance.report.study_charts import exponent_chart
 
     fits = fit_exponents()
     by_size = {each.size: [other for other in fits if other.size == each.size] for each in fits}
@@ -215,7 +214,7 @@ def _correlation_notes(found: Mapping[str, Lines]) -> list[str]:
 
 
 def _matrices_charts(findings: Findings, found: Mapping[str, Lines]) -> dict[str, alt.TopLevelMixin]:
-    from tempbalance.report.study_exponents import ExponentPair, MatrixSpectrum, decay_chart, pair_chart
+    from tempbalance.report.study_charts import ExponentPair, MatrixSpectrum, decay_chart, pair_chart
 
     pairs = [
         ExponentPair(pretty(method), epoch, seed, line["exponents"]["output_covariance"], line["exponents"]["hessian"])

@@ -17,8 +17,7 @@ from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.lab.runs import check_run, load_weights
 from tempbalance.lab.study import Study
 from tempbalance.report.statistics import Paired, paired, verdict_text
-from tempbalance.report.study_page import Report
-from tempbalance.report.tables import Entry, Number, ResultTable
+from tempbalance.report.tables import Entry, Number, Report, ResultTable
 from tempbalance.runlog import RunFolder, RunFolderError, write_whole
 
 if TYPE_CHECKING:

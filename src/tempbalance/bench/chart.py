@@ -1,15 +1,23 @@
-"""How fast a balancing is beside others: ratios with their spread, by network and tail."""
+"""Chart of the speed: ratios with their spread, by network and tail."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 
-from tempbalance.report.look import COLOURS, DATA, FAINT, INK, names_param
-from tempbalance.report.panels import (
+from tempbalance.bench.contestants import TAILS, WEIGHTWATCHER, reference_name
+from tempbalance.bench.results import REFERENCE, Results, machine_text
+from tempbalance.report import save_figures
+from tempbalance.report.chart import (
+    COLOURS,
+    DATA,
+    FAINT,
+    INK,
     Datum,
     by_sign,
     check,
@@ -18,6 +26,7 @@ from tempbalance.report.panels import (
     grid,
     label_axis,
     log_axis,
+    names_param,
     numbered,
     of_panel,
     panel_title,
@@ -111,3 +120,24 @@ def _layers(
     yield placed.mark_point(size=45, filled=True, opacity=1).encode(y=y, tooltip=tooltip, **looks)
     text = placed.mark_text(dy=-10, fontSize=8.5, color=INK, aria=False)
     yield text.encode(y=alt.Y("high:Q"), text=alt.Text("ratio:Q", format=".2~g"))
+
+
+def speeds(results: Results) -> list[Speed]:
+    """How many times as fast as the others the library is, by network and tail."""
+    found = []
+    for times, tail in product(results.of_part("speed"), TAILS):
+        for panel, other in ((REFERENCE, reference_name(tail)), (WEIGHTWATCHER, WEIGHTWATCHER)):
+            if ratio := times.ratio(other, tail):
+                found.append(Speed(panel, times.network, tail, ratio.median, ratio.low, ratio.high))
+    return found
+
+
+def draw_speed(results: Results, path: Path) -> Path:
+    """Write the chart; the name's ending says in which format.
+
+    Raises:
+        ValueError: If no speed was measured.
+    """
+    chart = speed_chart(speeds(results), title="One balancing, how many times as fast", subtitle=machine_text(results))
+    (written,) = save_figures({path.stem: chart}, path.parent, [path.suffix.removeprefix(".")])
+    return written

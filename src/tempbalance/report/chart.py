@@ -1,23 +1,90 @@
-"""Panels side by side under a title and a line with preset and data: their size, axes and marks."""
+"""Parts of charts: look, panels side by side, axes, and files for papers and slides."""
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import Any, TypeVar
 
 import altair as alt
+import vl_convert
 
-from tempbalance.report.look import DATA, finish, names_param
 from tempbalance.report.text import finite, short, shown
+
+WIDTH, HEIGHT = 640, 280  # of a figure on paper; in the page the width is that of the box
+INK, FAINT = "#33373d", "#8a8f98"
+BLUE, RED = "#3f7fbf", "#d0505a"
+COLOURS = ("#3f7fbf", "#d0505a", "#2f9178", "#a9761c", "#8a63c4", "#6f7a86", "#c2559a", "#5d8a2e")
+DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2], [12, 3], [1, 3], [6, 2, 1, 2, 1, 2])
+
+# Data go into a chart last and as text: lists would be copied and checked, value by value, at every step.
+DATA = alt.NamedData(name="main", format=alt.JsonDataFormat(type="json"))
+
+
+def finish(chart: Any, data: list[dict[str, Any]], *, title: str | alt.Title, description: str) -> alt.TopLevelMixin:
+    """Give a chart its data, its title, its text for screen readers and the common look."""
+    finished: alt.TopLevelMixin = (
+        chart.properties(title=title, description=description)
+        .configure(background="white", font="sans-serif", padding=8)
+        .configure_view(continuousWidth=WIDTH, continuousHeight=HEIGHT, stroke=None)
+        .configure_title(anchor="start", fontSize=14, color=INK, offset=12, subtitleColor=INK)
+        .configure_axis(
+            labelColor=INK,
+            titleColor=INK,
+            labelFontSize=11,
+            titleFontSize=11,
+            titleFontWeight="normal",
+            gridColor=FAINT,
+            gridOpacity=0.25,
+            domainColor=FAINT,
+            tickColor=FAINT,
+        )
+        .configure_legend(
+            labelColor=INK, titleColor=INK, orient="bottom", columns=3, labelLimit=220, labelFontSize=11, title=None
+        )
+        .configure_header(labelColor=INK, titleColor=INK, labelFontSize=12, labelLimit=300)
+        .properties(datasets={"main": json.dumps(data, allow_nan=False)})
+    )
+    return finished
+
+
+def names_param(name: str, names: Sequence[object]) -> alt.Parameter:
+    """Names under their numbers, for labels: data hold the numbers only, so a name is never a key or a field."""
+    return alt.param(name=name, value=[short(each, 40) for each in names])
+
+
+def chooser(name: str, label: str, names: Sequence[object], value: int = 0) -> alt.Parameter:
+    """A list to choose one of the names from; the value is its number."""
+    labels = [short(each, 80) for each in names]
+    return alt.param(
+        name=name, value=value, bind=alt.binding_select(options=list(range(len(names))), labels=labels, name=label)
+    )
+
+
+def by_method(num_methods: int) -> dict[str, Any]:
+    """Colour and dash of lines, one pair for each method, with one legend of `method_names`."""
+    domain = list(range(num_methods))
+    legend = alt.Legend(
+        labelExpr="method_names[datum.value]", symbolType="stroke", symbolSize=500, symbolStrokeWidth=2, symbolOpacity=1
+    )
+    colours = [COLOURS[each % len(COLOURS)] for each in domain]
+    dashes = [DASHES[each % len(DASHES)] for each in domain]
+    return {
+        "color": alt.Color("method:N", scale=alt.Scale(domain=domain, range=colours), legend=legend),
+        "strokeDash": alt.StrokeDash("method:N", scale=alt.Scale(domain=domain, range=dashes), legend=legend),
+    }
+
 
 T = TypeVar("T")
 Datum = dict[str, Any]
 Signs = Mapping[str, tuple[str, str]]  # shape and colour by name
-HEIGHT = 170
+PANEL_HEIGHT = 170
 _ROOM = 900  # width of all columns and their axes on the page and on paper
 _TOP = 0.05  # share of an axis, at its end, without a tick
 _LETTER = 6.3  # width of a letter of a label, about
@@ -53,7 +120,7 @@ def panels_chart(
     *,
     columns: int | None = None,
     axes: int = 58,
-    height: float = HEIGHT,
+    height: float = PANEL_HEIGHT,
     names: Mapping[str, Sequence[str]] | None = None,
     **texts: str,
 ) -> alt.TopLevelMixin:
@@ -231,3 +298,42 @@ def zoomed(values: Iterable[float | None]) -> tuple[float, float] | None:
     low, high = min(there), max(there)
     room = 0.12 * (high - low) or 0.02 * abs(high) or 1.0
     return low - room, high + room
+
+
+FORMATS = ("svg", "pdf", "png")
+
+
+def save_figures(charts: Mapping[str, alt.TopLevelMixin], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write each chart in each format.
+
+    Args:
+        charts: By name; the name becomes that of the file.
+        folder: Where to; made if it is not there.
+        formats: Of ``svg``, ``pdf``, ``png``.
+
+    Returns:
+        The files, chart by chart.
+
+    Raises:
+        ValueError: If a format is not known.
+    """
+    for each in formats:
+        if each not in FORMATS:
+            raise ValueError(f"formats must be of {', '.join(FORMATS)}, got {each!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, chart in charts.items():
+        spec = chart.to_dict()
+        for each in formats:
+            written.append(folder / f"{name}.{each}")
+            written[-1].write_bytes(_rendered(spec, each))
+    return written
+
+
+def _rendered(spec: dict[str, object], form: str) -> bytes:
+    if form == "svg":
+        label = escape(str(spec["description"]))
+        return vl_convert.vegalite_to_svg(spec).replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1).encode()
+    if form == "pdf":
+        return vl_convert.vegalite_to_pdf(spec)
+    return vl_convert.vegalite_to_png(spec, scale=2)
