@@ -9,12 +9,11 @@ import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from types import NoneType
 
 _OURS = str(Path(__file__).parent) + os.sep
-_LONGEST = 100  # characters of a value that an error quotes
-
-_quotes = reprlib.Repr()  # goes three levels deep and six values wide, whatever is nested in the value
-_quotes.maxlevel, _quotes.maxstring, _quotes.maxother = 3, _LONGEST, _LONGEST
+_LONGEST = 80  # characters of a value that an error quotes
+_PLAIN = (str, int, float, bool, NoneType, list, tuple, dict)
 
 
 class TempBalanceError(Exception):
@@ -55,17 +54,28 @@ def check_count(name: str, value: int, *, least: int) -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
+class _Quotes(reprlib.Repr):
+    """Repr of plain values, three levels deep and six values wide; of others, only the type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring = 3, _LONGEST
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if abs(x) < 2**128 else "a very large int"
+
+    def repr1(self, x: object, level: int) -> str:
+        return super().repr1(x, level) if type(x) in _PLAIN else f"a {type(x).__name__[:40]}"
+
+
 def quoted(value: object) -> str:
-    """Return the repr of a value, cut to a hundred characters; nested values are not unfolded.
+    """Return the repr of a value that comes from a file or a user, cut to 80 characters; nesting is not unfolded.
 
     Example:
         >>> quoted("tbb"), quoted((0.5, 1.5)), len(quoted("x" * 10**6))
-        ("'tbb'", '(0.5, 1.5)', 100)
+        ("'tbb'", '(0.5, 1.5)', 80)
     """
-    try:
-        text = _quotes.repr(value)
-    except ValueError:  # a whole number with more digits than Python writes
-        text = f"a very large {type(value).__name__}"
+    text = _Quotes().repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

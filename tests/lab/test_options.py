@@ -147,7 +147,7 @@ BOMB = "\n".join(["a: &a0 [x, x]", *(f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 
         (BOMB.replace("a: &a0", "epochs: &a0", 1) + "\nkind: *a39\n", ["kind", "got [[["]),
         ("a: " + "[" * 100_000, ["nested too deeply"]),
         ("[" * 100_000, ["nested too deeply"]),
-        ("lr: " + "1" * 4000, ["lr", "111..."]),
+        ("lr: " + "1" * 4000, ["lr", "very large int"]),
         ("seed: 0x" + "f" * 100_000, ["seed", "very large int"]),
         (json.dumps({"x" * 100_000: 1}), ["unknown option 'xxx"]),
         ("dataset: a\n" * 100_000, ["200,000 bytes"]),

@@ -11,7 +11,7 @@ import typer
 from tempbalance import __version__
 from tempbalance.cli.bench import bench
 from tempbalance.cli.study import study
-from tempbalance.cli.terminal import Terminal, answered, messages, tell
+from tempbalance.cli.terminal import answered, messages, tell
 from tempbalance.cli.train import CompareCommand, RecipeCommand, compare, train
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -41,7 +41,7 @@ _File = Optional[Path]  # noqa: UP045
 _Texts = Optional[list[str]]  # noqa: UP045
 
 # Options of diagnose and allocate: which layers are scored, and how
-_Tail = Annotated[str, typer.Option(help="How to fit the tail: median, goodness_of_fit or peak.")]
+_Tail = Annotated[str, typer.Option(help="How to fit the tail: median, median_published, goodness_of_fit or peak.")]
 _TailFraction = Annotated[float, typer.Option(help="Share of the eigenvalues in the tail, with median.")]
 _MinEigenvalues = Annotated[int, typer.Option(help="Skip layers with fewer eigenvalues.")]
 _Include = Annotated[_Texts, typer.Option(help="Pattern of layer names to score, such as '*.mlp.*'; repeatable.")]
@@ -93,17 +93,12 @@ def diagnose(
     Nothing in the file is executed.
     """
     with answered():
-        from tempbalance.cli.diagnose import Output, colour, run
+        from tempbalance.cli.diagnose import Output, run
 
         output = Output(form=form, wide=wide, sort=sort, top=top, html=html, figures=figures)
         which = _scoring(ctx.params)
         how = {"tail": which.pop("tail"), "tail_fraction": which.pop("tail_fraction"), "shuffle": shuffle}
-        text = run([checkpoint, *(against or [])], output, which, None if list_ else how, console=messages)
-        terminal = Terminal()
-        if terminal.is_terminal and form == "table":
-            terminal.print(colour(text), soft_wrap=True, highlight=False)
-        else:
-            typer.echo(text)
+        run([checkpoint, *(against or [])], output, which, None if list_ else how, console=messages)
 
 
 def _read_fused(given: list[str]) -> dict[str, int]:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from tempbalance.report.text import shown
+from tempbalance.report.text import short, shown
 
 
 class Terminal(Console):
@@ -112,7 +112,7 @@ def answered(extra: str = "report") -> Iterator[None]:
         is_bad_usage = isinstance(err, ValueError | TypeError) and not is_ours
         if not is_ours and not is_bad_usage and not isinstance(err, OSError) and not _is_out_of_memory(err):
             raise
-        _say_error(shown(err))
+        _say_error(short(err, 1000))
         if type(err).__name__ == "InterruptedRunError":
             sys.exit(130)
         sys.exit(2 if is_bad_usage else 1)

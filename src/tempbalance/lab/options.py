@@ -82,7 +82,7 @@ NUM_IMAGES = {
 DATASETS = tuple(NUM_IMAGES)
 
 # Names of the library, which is not imported because it loads torch; tests compare them.
-Tail = Literal["median", "goodness_of_fit", "peak"]
+Tail = Literal["median", "median_published", "goodness_of_fit", "peak"]
 Score = Literal[
     "alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_rank", "frobenius_norm", "entropy"
 ]

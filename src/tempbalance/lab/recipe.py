@@ -216,7 +216,7 @@ class ScoredRecipe(BaseRecipe):
     scale_range: ScaleRange = (0.5, 1.5)
     tail: Annotated[Tail, Field(description="How to fit the tail of a spectrum."), BALANCING] = "median"
     tail_fraction: Annotated[
-        Fraction, Field(description="Share of the eigenvalues in the tail, with tail median."), BALANCING
+        Fraction, Field(description="Share of the eigenvalues in the tail, with a median tail."), BALANCING
     ] = 0.5
     score: Annotated[Score, Field(description="Number that ranks the layers."), BALANCING] = "alpha"
     assignment: Annotated[Assignment, Field(description="Rule from scores to scales."), BALANCING] = "linear"

@@ -58,9 +58,9 @@ class TempBalance(LRScheduler):
         scale_range: Smallest and largest scale; the paper's (0.5, 1.5).
         score: Number that layers are ranked by: ``alpha`` (the paper), ``alpha_weighted``, ``log_alpha_norm``,
             ``spectral_norm``, ``stable_rank``, ``frobenius_norm``, ``entropy``, or a function of eigenvalues and fit.
-        tail: How the tail of a spectrum is fitted: ``median`` (the paper), ``goodness_of_fit``, ``peak``, or a function
-            from eigenvalues, ascending, to a `TailFit`.
-        tail_fraction: With ``median``, the fraction of eigenvalues in the tail; the paper's 1/2.
+        tail: How the tail of a spectrum is fitted: ``median`` (the paper), ``median_published`` (its code),
+            ``goodness_of_fit``, ``peak``, or a function from eigenvalues, ascending, to a `TailFit`.
+        tail_fraction: With a median, the fraction of eigenvalues in the tail; the paper's 1/2.
         assignment: From scores to scales: ``linear`` (the paper, Eq. 2), ``sqrt``, ``log2``, ``step``, ``sigmoid``,
             ``power``, or a function of scores by layer and the scale range.
         balance: The values of a param group that are balanced, with the scales of the smallest and the largest score:

@@ -98,7 +98,7 @@ def spectra(
             target = slices.device if device is None else torch.device(device)
             on_device = solves_on(target) and not double and slices.dtype != torch.float64
             slices = slices.to(target if on_device else "cpu")
-            chunks = _chunks(slices)
+            chunks = split_jobs(slices)
             of_part = Gathered(
                 replace(part, slices=slices.to("meta")),
                 len(chunks),
@@ -128,7 +128,7 @@ def spectra(
     return [of_part.spectrum for of_part in gathered]
 
 
-def _chunks(slices: Tensor) -> tuple[Tensor, ...]:
+def split_jobs(slices: Tensor) -> tuple[Tensor, ...]:
     """Split a part into jobs by the cost of its matrices alone, so that the jobs are the same on any machine."""
     if slices.numel() == 0:
         return ()

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmResta
 import tempbalance
 from tempbalance.lab.balancing import BalancedTraining, gradient_norm
 from tempbalance.lab.images.batches import batch_bounds, batches, normalize
-from tempbalance.lab.images.data import ImageData, load_data
+from tempbalance.lab.images.data import DATASETS, ImageData, load_data
 from tempbalance.lab.images.network import build_network
 from tempbalance.lab.images.optimizers import build_optimizer
 from tempbalance.lab.images.recipe import ImageRecipe
@@ -195,6 +195,15 @@ def initial_network(recipe: ImageRecipe, data: ImageData) -> nn.Module:
             side=(height, width),
             width=recipe.width,
         )
+
+
+def bare_network(recipe: ImageRecipe) -> nn.Module:
+    """Return a network of a recipe's size without its data; one's own data count as CIFAR-10's."""
+    known = DATASETS.get(recipe.dataset, DATASETS["cifar10"])
+    channels, *side = known.shape
+    return build_network(
+        recipe.model, num_classes=known.num_classes, channels=channels, side=(side[0], side[1]), width=recipe.width
+    )
 
 
 def load(recipe: ImageRecipe, cache: Path | None) -> ImageData:
