@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import reprlib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
+from typing import TypeVar
 
+T = TypeVar("T")
 _OURS = str(Path(__file__).parent) + os.sep
 _LONGEST = 80  # characters of a value that an error quotes
 _PLAIN = (str, int, float, bool, NoneType, list, tuple, dict)
@@ -52,6 +55,20 @@ def check_count(name: str, value: int, *, least: int) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_finite(value: T, name: str) -> T:
+    """Return a number, or lists and mappings of values, unless a number in it is NaN or infinite.
+
+    Raises:
+        ValueError: If one is.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            check_finite(each, name)
+    return value
 
 
 class _Quotes(reprlib.Repr):

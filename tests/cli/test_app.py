@@ -39,7 +39,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def in_process(monkeypatch):
     """Comparisons train in this process."""
-    monkeypatch.setattr(local, "local_pool", lambda settings, num_workers: InThisProcess(settings))
+    monkeypatch.setattr(local, "local_pool", lambda settings, **_: InThisProcess(settings))
 
 
 def test_a_run_is_trained_told_about_and_left_alone_when_it_is_complete(tmp_path):

@@ -10,12 +10,14 @@ import typer
 
 from tempbalance import __version__
 from tempbalance.cli.bench import bench
+from tempbalance.cli.data import data
 from tempbalance.cli.study import study
 from tempbalance.cli.terminal import answered, messages, tell
 from tempbalance.cli.train import CompareCommand, RecipeCommand, compare, train
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(study, name="study")
+app.add_typer(data, name="data")
 app.command(cls=RecipeCommand)(train)
 app.command(cls=CompareCommand)(compare)
 app.command()(bench)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.options import pretty
-from tempbalance.lab.paper.rows import PaperResult
+from tempbalance.lab.paper import PaperResult
 from tempbalance.lab.points import NAMED, Point, Preset, cell_key
 from tempbalance.lab.recipe import ACCURACY, Measure, find_kind
 from tempbalance.report.statistics import Paired, paired, verdict_text
