@@ -13,6 +13,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from tempbalance.lab.balancing import IterationsTraining
 from tempbalance.lab.language.data import TextData, count_steps, load_text
@@ -114,6 +115,19 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
         """
         with _seeded(self.recipe, number, self.fabric.device):
             return super().epoch(number)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the cosine; with ``hold_rates`` a balanced method follows it in steps, at each balancing."""
+        recipe = self.recipe
+        if not (recipe.hold_rates and recipe.is_balanced):
+            return super().schedule(optimizer)
+        every, total = recipe.interval, recipe.iterations
+        return LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * (step // every * every) / total)) / 2)
+
+    def before_step(self) -> None:
+        """Clip the gradients."""
+        if self.recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
 
     def loss(self, batch: int) -> Tensor:
         """Return the mean cross entropy over the tokens of an iteration."""
