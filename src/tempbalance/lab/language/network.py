@@ -185,7 +185,7 @@ class PublishedAttention(nn.Module):
     """Block-term attention with relative positions, as published: fused projections, no bias, no mask, no scaling.
 
     The output at i is a linear map of t(i, j, l) = sum_r g_r [(q_r(i) + a_r) k_r(j) + (q_r(i) + b_r) p_r(j)] v_r(l)
-    over all pairs (j, l), where p projects the encoding of j counted from the end, and a and b are shared by all blocks.
+    over all pairs (j, l), where p projects the encoding of j counted from the end, and all blocks share a and b.
 
     Args:
         size: Of the network.
