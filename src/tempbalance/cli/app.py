@@ -165,7 +165,7 @@ def compare(
         from tempbalance.lab.executors.local import local_pool
         from tempbalance.lab.jobs import Job
         from tempbalance.lab.sweep import check_all, raise_failures, train_all
-        from tempbalance.report.run_page import write_runs
+        from tempbalance.report.runs import write_runs
 
         given = {**(read_recipe(recipe, ImageRecipe) if recipe else {}), **options}
         names = [name.strip() for name in methods.split(",")]
@@ -313,7 +313,7 @@ def report(
 ) -> None:
     """Show runs of the lab on one page: curves, methods, layers over time."""
     with answered():
-        from tempbalance.report.run_page import write_runs
+        from tempbalance.report.runs import write_runs
 
         for path in write_runs(runs, html, figures):
             typer.echo(path)

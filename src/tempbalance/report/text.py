@@ -1,14 +1,13 @@
-"""Names and numbers as a page shows them: text that stays text."""
+"""Names and numbers as tables, charts and pages show them: text that stays text."""
 
 from __future__ import annotations
 
 import json
 import unicodedata
-from html import escape
 from typing import Any
 
-# control, format (bidi overrides, zero width), surrogate, line and paragraph separator
-_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+# control, unassigned (XML cannot hold U+FFFF), format (bidi overrides, zero width), surrogate, separators
+_UNSEEN = {"Cc", "Cn", "Cf", "Cs", "Zl", "Zp"}
 
 
 # a colour and a sign for each verdict of a diagnosis
@@ -22,13 +21,16 @@ VERDICT_LOOKS = {
 
 
 def shown(value: object) -> str:
-    r"""Text in which characters that are not seen, or that turn others around, stand as their escapes.
+    r"""Return text in which characters that are not seen, or that change the direction of others, are escaped.
 
     Example:
         >>> shown("fc\x1b[31m")
         'fc\\x1b[31m'
     """
-    return "".join(_escape(char) if unicodedata.category(char) in _UNSEEN else char for char in str(value))
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(_escape(char) if unicodedata.category(char) in _UNSEEN else char for char in text)
 
 
 def _escape(char: str) -> str:
@@ -37,26 +39,24 @@ def _escape(char: str) -> str:
 
 
 def short(value: object, most: int = 56) -> str:
-    """The text as shown, its middle left out where it is longer than this; an empty one says so."""
-    text = shown(value) or "(no name)"
+    """Return the text as shown, without its middle where it is longer than this; an empty one says so."""
+    return _cut(shown(_cut(str(value) or "(no name)", most)), most)
+
+
+def _cut(text: str, most: int) -> str:
     head = most // 2 - 4
     return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most :]}"
 
 
-def named(value: object) -> str:
-    """A name in HTML: cut, whole on hovering, and with no influence on the direction of what stands beside it."""
-    return f'<bdi title="{escape(shown(value))}">{escape(short(value))}</bdi>'
-
-
 def finite(value: Any, digits: int = 5) -> float | None:
-    """A number with so many significant digits; ``None`` for what is none, or too large to draw."""
+    """Round to this many significant digits; ``None`` if the value is no number, or too large to draw."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None
     return float(f"{value:.{digits}g}")
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """A number for a table; empty for what is not a finite number.
+    """Return a number for a table; empty if it is not finite.
 
     Example:
         >>> number(2.34567), number(None), number(1234567.8), number(128)
@@ -69,7 +69,7 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def json_block(value: Any) -> str:
-    """JSON that can stand inside an HTML script element.
+    """Return JSON that can stand inside an HTML script element.
 
     Raises:
         ValueError: If a number in it is not finite.
