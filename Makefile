@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test test-kills test-vision check coverage format clean demo
+.PHONY: test test-kills test-vision check coverage docs format clean demo
 .PRECIOUS: $(VENV)/.installed-%
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST  := $(BIN)/python -m pytest -n auto
@@ -29,6 +29,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	$(PYTEST)
 
 # branch coverage of src/, processes that tests start included; the fast tier alone: make coverage TIER='-m "not slow"'
@@ -49,6 +50,10 @@ $(VISION)/.installed: pyproject.toml constraints.txt
 
 test-vision: $(VISION)/.installed
 	$(VISION)/bin/python -m pytest tests/vision
+
+# the site, in build/docs/index.html
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 demo: $(VENV)/.installed-lab
 	$(BIN)/tempbalance compare --out runs/demo

@@ -229,8 +229,10 @@ def write_whole(path: Path, content: bytes) -> None:
         raise OSError(f"{path} is no regular file: it is not replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)  # of a process that was killed, or a link that waits for us
     try:
-        new.write_bytes(content)
+        with open(new, "xb") as file:  # which follows no link
+            file.write(content)
         _sync(new)
     except BaseException:
         new.unlink(missing_ok=True)

@@ -302,3 +302,17 @@ def test_a_truncated_archive_is_named(tmp_path, write):
     archive.write_bytes(archive.read_bytes()[:60])
     with raises(ValueError, archive):
         read_archive(archive, "*")
+
+
+def test_datasets_have_sizes_licences_and_places(tmp_path):
+    for name, data in download.remote_data().items():
+        assert data.num_bytes > 1_000_000, name
+        assert data.licence
+        assert all(len(file.md5) == 32 and file.urls[0].endswith(Path(file.name).name) for file in data.files)
+    (path,) = download.data_paths("cifar10", cache=tmp_path)
+    assert path == tmp_path / "cifar-10-binary.tar.gz"
+    assert not download.is_fetched("cifar10", cache=tmp_path)
+    path.touch()
+    assert download.is_fetched("cifar10", cache=tmp_path)
+    with raises(ValueError, "'cifar1'", "'cifar10'"):
+        download.fetch_data("cifar1")

@@ -18,7 +18,7 @@ from tempbalance.lab import recipe as recipes
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.names import Measure
 from tempbalance.lab.recipe import BaseRecipe, find_kind, make_recipe, recipe_dict
-from tempbalance.lab.runs import Epoch, InterruptedRunError, OtherRunError, TrainingError
+from tempbalance.lab.runs import Epoch, InterruptedRunError, OtherRunError, TrainingError, disk_needed
 from tempbalance.lab.train import Training, train_on_fabric
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, raises
@@ -218,3 +218,16 @@ def test_kills_at_any_instant_change_nothing(tmp_path):
     walk(tmp_path / "killed", said, task=Walk(length=30))
     assert resumed_after(said[0])
     assert content(tmp_path / "whole") == content(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("kind", ["images", "language", "matrices", "operator", "detection"])
+def test_the_disk_that_a_run_needs_is_estimated_for_every_kind(kind):
+    needed = disk_needed(find_kind(kind)())
+    assert 0 < needed.kept < needed.peak
+    assert disk_needed(find_kind(kind)(), keep_checkpoints=True).kept >= needed.kept
+
+
+def test_a_network_of_twice_the_width_needs_about_four_times_the_disk():
+    small, large = (disk_needed(ImageRecipe(dataset="cifar10", width=width)) for width in (1.0, 2.0))
+    assert 3.8 < large.peak / small.peak < 4.1
+    assert small.kept > 2 * 4 * 11_000_000  # the weights of ResNet18, after the last and the best epoch

@@ -8,9 +8,11 @@ import tarfile
 import zipfile
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING
+
+from tempbalance.lab.methods import unknown
 
 if TYPE_CHECKING:
     from requests import Response
@@ -33,11 +35,80 @@ class RemoteFile:
         name: Its path inside the cache folder.
         urls: Its addresses, in the order in which they are tried.
         md5: The checksum of its bytes.
+        num_bytes: Its size; 0 if it is not known.
     """
 
     name: str
     urls: tuple[str, ...]
     md5: str
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RemoteData:
+    """A dataset to download.
+
+    Attributes:
+        files: Its files.
+        licence: The terms of use, in a few words.
+        decoded: Bytes of what is kept in the cache beside the files.
+    """
+
+    files: tuple[RemoteFile, ...]
+    licence: str
+    decoded: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the files and of what is kept beside them."""
+        return sum(file.num_bytes for file in self.files) + self.decoded
+
+
+@cache
+def remote_data() -> dict[str, RemoteData]:
+    """Return the datasets that are downloaded, by name."""
+    import yaml  # type: ignore[import-untyped]
+
+    found = {}
+    content = yaml.safe_load(Path(__file__).with_name("datasets.yaml").read_text(encoding="utf-8"))
+    for name, data in content.items():
+        files = tuple(
+            RemoteFile(str(Path(data.get("folder", "")) / file), tuple(url + file for url in data["urls"]), md5, size)
+            for file, (size, md5) in data["files"].items()
+        )
+        found[name] = RemoteData(files, data["licence"], data.get("decoded", 0))
+    return found
+
+
+def find_data(name: str) -> RemoteData:
+    """Return a dataset that is downloaded.
+
+    Raises:
+        ValueError: If there is none of this name; it names the closest.
+    """
+    if name not in remote_data():
+        raise ValueError(unknown("dataset", name, remote_data()))
+    return remote_data()[name]
+
+
+def data_paths(name: str, *, cache: Path | None = None) -> list[Path]:
+    """Return where the files of a dataset are, or will be, in the cache folder; errors are as of `find_data`."""
+    return [cache_folder(cache) / file.name for file in find_data(name).files]
+
+
+def is_fetched(name: str, *, cache: Path | None = None) -> bool:
+    """Whether the cache folder has all files of a dataset; checksums are compared when it is loaded."""
+    return all(path.is_file() for path in data_paths(name, cache=cache))
+
+
+def fetch_data(name: str, *, cache: Path | None = None, progress: bool = True) -> list[Path]:
+    """Download the files of a dataset that the cache folder lacks, and return their paths.
+
+    Raises:
+        ValueError: If there is no such dataset.
+        DownloadError: If a file is not to be had.
+    """
+    return [fetch(file, cache=cache, progress=progress) for file in find_data(name).files]
 
 
 def cache_folder(cache: Path | None = None) -> Path:

@@ -12,7 +12,7 @@ class Method:
     """How to train.
 
     Attributes:
-        optimizer: Its name in `tempbalance.lab.images.training.OPTIMIZERS`.
+        optimizer: Its name in `tempbalance.lab.images.optimizers.OPTIMIZERS`.
         balanced: Whether layers get scales; otherwise they are only scored.
         regularized: Whether the spectral norm is regularised.
         restarts: Whether the cosine restarts.

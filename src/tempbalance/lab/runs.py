@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tempbalance.lab.recipe import BaseRecipe, differences, make_recipe, recipe_dict
+from tempbalance.lab.methods import Method, find_method
+from tempbalance.lab.recipe import BaseRecipe, differences, make_recipe, recipe_dict, training_module
 from tempbalance.runlog import Line, RunFolder, RunFolderError, write_whole
 
 if TYPE_CHECKING:
@@ -159,6 +161,46 @@ def load_weights(folder: Path | str, *, best: bool = False) -> dict[str, Tensor]
     content = torch.load(path, map_location="cpu", weights_only=True)
     weights: dict[str, Tensor] = content if best else content["training"]["network"]
     return weights
+
+
+class DiskNeeds(NamedTuple):
+    """Estimated bytes of a run's folder.
+
+    Attributes:
+        peak: At most, while the run trains.
+        kept: When it is complete.
+    """
+
+    peak: int
+    kept: int
+
+
+def disk_needed(recipe: BaseRecipe, *, keep_checkpoints: bool = False) -> DiskNeeds:
+    """Estimate the disk that a run needs, from the size of its network; logs count as 1 MB.
+
+    Args:
+        recipe: What to train.
+        keep_checkpoints: Whether the optimizer's state is kept; then ``kept`` is what one checkpoint needs.
+    """
+    build = getattr(import_module(training_module(recipe.kind)), "bare_network", None)
+    if build is None:
+        return DiskNeeds(4 * _DETECTOR, 2 * _DETECTOR)
+    if (key := (recipe.kind, *recipe.pace)) not in _network_bytes:
+        import torch
+
+        with torch.device("meta"):
+            tensors = build(recipe).state_dict().values()
+        _network_bytes[key] = sum(each.numel() * each.element_size() for each in tensors)
+    weights = _network_bytes[key]
+    method = find_method(vars(recipe)["method"]) if recipe.kind == "images" else Method("adam")
+    state = weights * (1 + _STATES.get(method.optimizer, 2))
+    # while a file is replaced, both the old and the new one are there
+    return DiskNeeds(2 * state + 2 * weights + _LOGS, (state if keep_checkpoints else weights) + weights + _LOGS)
+
+
+_STATES = {"sgd": 1, "sgdp": 1, "lars": 1}  # numbers that an optimizer keeps per weight; others keep two
+_DETECTOR, _LOGS = 20_000_000, 1_000_000
+_network_bytes: dict[tuple[Any, ...], int] = {}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from tempbalance.lab import options
+from tempbalance.lab.download import remote_data
 from tempbalance.lab.images import data as data_module
 from tempbalance.lab.images.data import DATASETS, ImageData, load_data
 from tests.cases import raises, warns
@@ -42,15 +43,14 @@ def check(data: ImageData, train_images, train_labels, test_images, test_labels)
         assert getattr(data, name).tolist() == list(expected)
 
 
-def place(cache: Path, monkeypatch: pytest.MonkeyPatch, constant: str, *contents: bytes) -> None:
+def place(cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, *contents: bytes) -> None:
     """Put files into the cache as if they had been downloaded, and let their checksums be the right ones."""
-    known = getattr(data_module, constant)
-    files = []
-    for file, content in zip(known if isinstance(known, tuple) else (known,), contents, strict=True):
+    known, files = remote_data()[name], []
+    for file, content in zip(known.files, contents, strict=True):
         (cache / file.name).parent.mkdir(exist_ok=True)
         (cache / file.name).write_bytes(content)
         files.append(replace(file, md5=md5(content).hexdigest()))
-    monkeypatch.setattr(data_module, constant, tuple(files) if isinstance(known, tuple) else files[0])
+    monkeypatch.setitem(remote_data(), name, replace(known, files=tuple(files)))
 
 
 def tar_of(members: dict[str, bytes]) -> bytes:
@@ -85,7 +85,7 @@ def cifar10_archive(images: np.ndarray, labels: np.ndarray) -> bytes:
 
 def test_cifar10_is_read_from_its_binary_archive(tmp_path, monkeypatch):
     images, labels = pixels(12, 3, 32, 32), RNG.integers(0, 10, 12)
-    place(tmp_path, monkeypatch, "CIFAR10", cifar10_archive(images, labels))
+    place(tmp_path, monkeypatch, "cifar10", cifar10_archive(images, labels))
     data = load_data("cifar10", cache=tmp_path)
     check(data, images[:10], labels[:10], images[10:], labels[10:])
     assert (data.name, data.num_classes, data.crop, data.flip) == ("cifar10", 10, True, True)
@@ -97,7 +97,7 @@ def test_cifar100_has_the_fine_labels(tmp_path, monkeypatch):
         "cifar-100-binary/test.bin": cifar_rows(images[3:], coarse[3:], fine[3:]),
         "cifar-100-binary/train.bin": cifar_rows(images[:3], coarse[:3], fine[:3]),
     }
-    place(tmp_path, monkeypatch, "CIFAR100", tar_of(members))
+    place(tmp_path, monkeypatch, "cifar100", tar_of(members))
     data = load_data("cifar100", cache=tmp_path)
     check(data, images[:3], fine[:3], images[3:], fine[3:])
     assert (data.name, data.num_classes, data.crop, data.flip) == ("cifar100", 100, True, True)
@@ -122,8 +122,9 @@ def test_a_dataset_is_downloaded_and_then_needs_no_server(served, tmp_path, monk
     images, labels = pixels(12, 3, 32, 32), RNG.integers(0, 10, 12)
     content = cifar10_archive(images, labels)
     (folder / "cifar.tar.gz").write_bytes(content)
-    known = replace(data_module.CIFAR10, urls=(f"{address}/cifar.tar.gz",), md5=md5(content).hexdigest())
-    monkeypatch.setattr(data_module, "CIFAR10", known)
+    known = remote_data()["cifar10"]
+    file = replace(known.files[0], urls=(f"{address}/cifar.tar.gz",), md5=md5(content).hexdigest())
+    monkeypatch.setitem(remote_data(), "cifar10", replace(known, files=(file,)))
     monkeypatch.setenv("TEMPBALANCE_CACHE", str(tmp_path / "cache"))
     check(load_data("cifar10"), images[:10], labels[:10], images[10:], labels[10:])
     (folder / "cifar.tar.gz").unlink()
@@ -142,7 +143,7 @@ def test_svhn_has_its_channels_in_front_and_the_digit_0_as_0(tmp_path, monkeypat
         savemat(file, {"X": array, "y": labels[chosen, None].astype(np.uint8)})
         return file.getvalue()
 
-    place(tmp_path, monkeypatch, "SVHN", mat(range(4)), mat(range(4, 6)))
+    place(tmp_path, monkeypatch, "svhn", mat(range(4)), mat(range(4, 6)))
     data = load_data("svhn", cache=tmp_path)
     check(data, images[:4], [0, 1, 9, 0], images[4:], [2, 3])
     assert (data.name, data.num_classes, data.crop, data.flip) == ("svhn", 10, True, False)
@@ -158,7 +159,7 @@ def idx_files(images: np.ndarray, labels: np.ndarray, *, num_train: int) -> list
 
 def test_mnist_is_read_from_its_four_files(tmp_path, monkeypatch):
     images, labels = pixels(5, 28, 28), RNG.integers(0, 10, 5).astype(np.uint8)
-    place(tmp_path, monkeypatch, "MNIST", *idx_files(images, labels, num_train=3))
+    place(tmp_path, monkeypatch, "mnist", *idx_files(images, labels, num_train=3))
     data = load_data("mnist", cache=tmp_path)
     check(data, images[:3, None], labels[:3], images[3:, None], labels[3:])
     assert (data.name, data.num_classes, data.crop, data.flip) == ("mnist", 10, True, False)
@@ -167,7 +168,7 @@ def test_mnist_is_read_from_its_four_files(tmp_path, monkeypatch):
 def test_fashion_mnist_comes_from_debians_package_where_that_is_complete(tmp_path, monkeypatch):
     installed, downloaded = pixels(5, 28, 28), pixels(5, 28, 28)
     labels = RNG.integers(0, 10, 5).astype(np.uint8)
-    place(tmp_path, monkeypatch, "FASHION_MNIST", *idx_files(downloaded, labels, num_train=3))
+    place(tmp_path, monkeypatch, "fashion_mnist", *idx_files(downloaded, labels, num_train=3))
     folder = tmp_path / "debian"
     folder.mkdir()
     monkeypatch.setattr(data_module, "DEBIAN_FASHION_MNIST", folder)
@@ -193,7 +194,7 @@ def test_fashion_mnist_comes_from_debians_package_where_that_is_complete(tmp_pat
 )
 def test_a_damaged_idx_file_is_named(tmp_path, monkeypatch, content, carried):
     contents = idx_files(pixels(5, 28, 28), pixels(5), num_train=3)
-    place(tmp_path, monkeypatch, "MNIST", content, *contents[1:])
+    place(tmp_path, monkeypatch, "mnist", content, *contents[1:])
     with raises(ValueError, "train-images-idx3-ubyte.gz", *carried):
         load_data("mnist", cache=tmp_path)
 
@@ -225,7 +226,7 @@ def test_tiny_imagenet_is_read_from_its_zip_and_its_validation_images_get_the_an
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    place(tmp_path, monkeypatch, "TINY_IMAGENET", file.getvalue())
+    place(tmp_path, monkeypatch, "tiny_imagenet", file.getvalue())
     data = load_data("tiny_imagenet", cache=tmp_path)
 
     def decoded(name: str) -> np.ndarray:

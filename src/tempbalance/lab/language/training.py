@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from tempbalance.lab.balancing import IterationsTraining
 from tempbalance.lab.language.data import TextData, count_steps, load_text
-from tempbalance.lab.language.network import Size, build_language_model
+from tempbalance.lab.language.network import LanguageModel, Size, build_language_model
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.runs import Epoch
 from tempbalance.runlog import Line
@@ -101,11 +101,8 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
             seed=recipe.seed,
             name=data.name,
         )
-        size = Size(recipe.layers, recipe.width, recipe.head, recipe.inner, recipe.sequence, recipe.dropout)
         with _seeded(recipe, 0, device):
-            network = build_language_model(
-                recipe.model, num_tokens=len(data.vocabulary), size=size, causal=recipe.causal
-            )
+            network = bare_network(recipe, num_tokens=len(data.vocabulary))
         options: dict[str, Any] = {"lr": recipe.lr, "betas": recipe.betas, "eps": recipe.eps}
         super().__init__(recipe, network, lambda groups: torch.optim.Adam(groups, **options), fabric)
 
@@ -153,6 +150,12 @@ def _seeded(recipe: LanguageRecipe, epoch: int, device: torch.device) -> Iterato
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(state[0]))
         yield
+
+
+def bare_network(recipe: LanguageRecipe, num_tokens: int = 10_000) -> LanguageModel:
+    """Return a recipe's network; Penn Treebank has 10,000 tokens."""
+    size = Size(recipe.layers, recipe.width, recipe.head, recipe.inner, recipe.sequence, recipe.dropout)
+    return build_language_model(recipe.model, num_tokens=num_tokens, size=size, causal=recipe.causal)
 
 
 def load(recipe: LanguageRecipe, cache: Path | None) -> TextData:

@@ -9,6 +9,7 @@ with 500 neurons on Fashion-MNIST (seed 43, 32 epochs) that left the penalty of 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from tempbalance.curvature import decay_exponent, hessian_eigenvalues, ntk_eigenvalues, output_covariance
 from tempbalance.errors import TempBalanceError
 from tempbalance.lab.images.batches import batch_bounds
-from tempbalance.lab.images.data import ImageData, load_data
+from tempbalance.lab.images.data import DATASETS, ImageData, load_data
 from tempbalance.lab.matrices.recipe import MatricesRecipe
 from tempbalance.lab.runs import Epoch, TrainingError
 from tempbalance.lab.train import Training
@@ -173,6 +174,12 @@ def _standardized(images: Tensor, data: ImageData) -> Tensor:
 
 def _seed(recipe: MatricesRecipe, epoch: int) -> int:
     return int(np.random.SeedSequence((recipe.seed, epoch)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def bare_network(recipe: MatricesRecipe) -> nn.Module:
+    """Return a network of a recipe's size without its data; one's own data count as CIFAR-10's."""
+    known = DATASETS.get(recipe.dataset, DATASETS["cifar10"])
+    return nn.Sequential(nn.Linear(math.prod(known.shape), recipe.hidden), nn.Linear(recipe.hidden, known.num_classes))
 
 
 def load(recipe: MatricesRecipe, cache: Path | None) -> ImageData:

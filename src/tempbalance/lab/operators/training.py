@@ -43,7 +43,7 @@ class OperatorTraining(IterationsTraining[OperatorRecipe]):
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed(recipe, _WEIGHTS))
-            network = FourierOperator(width=recipe.width, modes=recipe.modes, blocks=recipe.blocks)
+            network = bare_network(recipe)
         make = _OPTIMIZERS[find_method(recipe.method).optimizer]
         options = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
         super().__init__(recipe, network, lambda groups: make(groups, **options), fabric)
@@ -76,6 +76,11 @@ class OperatorTraining(IterationsTraining[OperatorRecipe]):
 
 def _seed(recipe: OperatorRecipe, *drawn: int) -> int:
     return int(np.random.SeedSequence((recipe.seed, *drawn)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def bare_network(recipe: OperatorRecipe) -> FourierOperator:
+    """Return a recipe's network."""
+    return FourierOperator(width=recipe.width, modes=recipe.modes, blocks=recipe.blocks)
 
 
 def load(recipe: OperatorRecipe, cache: Path | None) -> OperatorData:
