@@ -11,7 +11,7 @@ import pytest
 
 from tempbalance.lab import studies as folder_of_studies
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import paper_tables
 from tempbalance.lab.points import PRESETS, find_preset, steps_like
 from tempbalance.lab.recipe import SEEDS

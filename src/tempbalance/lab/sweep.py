@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 from rich.console import Console
 from rich.filesize import decimal
 
+from tempbalance.errors import unknown
 from tempbalance.lab.jobs import CLAIM, FAILURE, OUTPUT, Ended, Executor, Job, failure_of
-from tempbalance.lab.methods import unknown
 from tempbalance.lab.progress import SweepView
 from tempbalance.lab.runs import OtherRunError, TrainingError, check_run, disk_needed, finished
 from tempbalance.runlog import RunFolderError, take_lock

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tempbalance.lab.claims import Better, Bounded, Correlated, Order
 from tempbalance.lab.findings import Cell, Findings, last_alphas
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import stated
 from tempbalance.lab.points import NAMED, Grid, Point, Preset, common_settings, reduced, steps_like
 from tempbalance.lab.runs import load_weights

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tempbalance.lab.claims import Correlated, pearson
 from tempbalance.lab.findings import Cell, Findings
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import stated
 from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.study import Study

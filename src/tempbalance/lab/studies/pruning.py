@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, cast
 
 from tempbalance.lab.findings import Cell, Findings
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.points import Grid, Point, Preset
 from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.lab.runs import check_run, load_weights
@@ -104,7 +104,7 @@ def _prune_run(run: RunFolder, recipe: BaseRecipe, wanted_sparsities: tuple[floa
     for key in missing:
         network.load_state_dict(trained)
         if key != "dense":
-            _prune(network, table, *wanted[key], _BLOCKS[vars(recipe)["model"]])
+            _prune(network, table, *wanted[key], _BLOCKS[recipe.model])
         known[key] = measured()
     write_whole(run.path / FILE, (json.dumps(known, indent=2) + "\n").encode())
 
