@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -240,32 +240,41 @@ def _first_steps(run: RunFolder) -> float:
     return float(stated("explosion_iterations") / stated("gradient_iterations") * _recipe(run)["log_steps"])
 
 
+def _after_second_noted(run: RunFolder) -> float:
+    """Return the step after the paper's iteration 60."""
+    return float(2 * _recipe(run)["log_steps"] + 1)
+
+
 def _recipe(run: RunFolder) -> dict[str, Any]:
     found: dict[str, Any] = (run.recipe or {})["recipe"]
     return found
 
 
-def _largest_norms(run: RunFolder) -> dict[int, tuple[int, float]]:
-    """Return the epoch and the largest gradient norm of a layer at each noted step."""
+def _at_steps(run: RunFolder, number: Callable[[Line], float | None]) -> dict[int, tuple[int, float]]:
+    """Return the epoch and the largest number of a line at each noted step."""
     found: dict[int, tuple[int, float]] = {}
     for line in run.steps:
-        norm = line["gradient_norm"]
-        if norm is not None and norm > found.get(line["step"], (0, 0.0))[1]:
-            found[line["step"]] = (line["epoch"], norm)
+        value = number(line)
+        if value is not None and value > found.get(line["step"], (0, 0.0))[1]:
+            found[line["step"]] = (line["epoch"], value)
     return found
+
+
+def _norms(run: RunFolder) -> dict[int, tuple[int, float]]:
+    """Return the epoch and the largest gradient norm of a layer at each noted step."""
+    return _at_steps(run, lambda line: line["gradient_norm"])
+
+
+def _peak(found: Mapping[int, tuple[int, float]]) -> float | None:
+    """Return the step with the largest number."""
+    return max(found, key=lambda step: found[step][1], default=None)
 
 
 def _last_explosion(run: RunFolder) -> float | None:
     """Return the last step whose largest norm is three times the median after the first epoch."""
-    norms = _largest_norms(run)
+    norms = _norms(run)
     later = [norm for epoch, norm in norms.values() if epoch > 1]
     return max((step for step, (_, norm) in norms.items() if norm > 3 * median(later)), default=None) if later else None
-
-
-def _norm_peak(run: RunFolder) -> float | None:
-    """Return the step with the largest gradient norm."""
-    norms = _largest_norms(run)
-    return max(norms, key=lambda step: norms[step][1], default=None)
 
 
 def _smallest_norm(run: RunFolder) -> float | None:
@@ -276,7 +285,7 @@ def _smallest_norm(run: RunFolder) -> float | None:
 
 _GRADIENT_CLAIMS = (
     Order("explosion_iterations", _last_explosion, _first_steps, part="norms above three times their later median"),
-    Order("explosion_peak", _norm_peak, lambda run: 2 * _recipe(run)["log_steps"] + 1, part="the largest norm"),
+    Order("explosion_peak", lambda run: _peak(_norms(run)), _after_second_noted, part="the largest norm"),
     Bounded("no_vanishing", -3.0, True, value=_smallest_norm, part="no norm is below a thousandth of the median"),
 )
 
@@ -285,18 +294,12 @@ _LAYER = "layer4.0.conv2"  # one of the two layers that the paper follows elsewh
 
 def _spikes(run: RunFolder) -> dict[int, tuple[int, float]]:
     """Return the epoch and the largest eigenvalue over the 99th percentile at each noted step."""
-    found = {}
-    for line in run.steps:
-        if line["layer"] == _LAYER:
-            values = sorted(line["eigenvalues"])
-            found[line["step"]] = (line["epoch"], values[-1] / values[int(0.99 * (len(values) - 1))])
-    return found
 
+    def spike(line: Line) -> float | None:
+        values = sorted(line["eigenvalues"]) if line["layer"] == _LAYER else []
+        return values[-1] / values[int(0.99 * (len(values) - 1))] if values else None
 
-def _largest_spike(run: RunFolder) -> float | None:
-    """Return the step with the largest spike."""
-    spikes = _spikes(run)
-    return max(spikes, key=lambda step: spikes[step][1], default=None)
+    return _at_steps(run, spike)
 
 
 def _second_epoch(run: RunFolder) -> float | None:
@@ -313,7 +316,12 @@ def _later_spike(run: RunFolder) -> float | None:
 
 
 _RANK_ONE_CLAIMS = (
-    Order("spikes_in_the_first_epoch", _largest_spike, _second_epoch, part="the largest eigenvalue over the bulk"),
+    Order(
+        "spikes_in_the_first_epoch",
+        lambda run: _peak(_spikes(run)),
+        _second_epoch,
+        part="the largest eigenvalue over the bulk",
+    ),
     Bounded(
         "heavy_tail_after_the_first_epoch", 1.0, value=_later_spike, part="later spikes are smaller than the first"
     ),
@@ -367,7 +375,7 @@ def _keep_spectra(findings: Findings, cache: Path | None) -> None:
 
     for run in (run for cell in findings.cells for run in cell.runs if not (run.path / _SPECTRA).exists()):
         least = _recipe(run).get("min_eigenvalues", 50)
-        weights = {name: each for name, each in load_weights(run.path).items() if each.dim() > 1}
+        weights = {name: each for name, each in load_weights(run.path).items() if each.dim() == 4}
         spectra = {
             name.removesuffix(".weight"): spectrum(each).tolist()
             for name, each in weights.items()
