@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from tempbalance import param_groups
 from tempbalance.lab.images.network import NETWORKS, Bottleneck, PreActivationBlock, build_network, follow_by_name
-from tempbalance.lab.options import MODELS
+from tempbalance.lab.images.recipe import MODELS
 from tests.cases import raises
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 
 Size = tuple[int, int]  # height and width of an image in pixels
 
