@@ -350,7 +350,8 @@ def find_runs(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def _kind(run: RunFolder) -> str:
-    return str(((run.recipe or {}).get("recipe") or {}).get("kind", "images"))
+    recipe = (run.recipe or {}).get("recipe")
+    return str(recipe.get("kind", "images")) if isinstance(recipe, dict) else "images"
 
 
 def write_runs(folders: Sequence[Path], html: Path, figures: Path | None = None) -> list[Path]:
