@@ -20,7 +20,7 @@ RECIPE = {**OPTIONS, "batch_size": 50}  # the last batch has one image, fewer th
 SCRIPT = """
 from pathlib import Path
 from lightning.fabric.utilities import rank_zero_only
-from tempbalance.lab.recipe import find_kind, make_recipe, read_recipe
+from tempbalance.lab.recipe import make_recipe, read_recipe
 from tempbalance.lab.runs import Recorder
 from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder
@@ -28,7 +28,7 @@ from tempbalance.runlog import RunFolder
 write = RunFolder.write_result
 RunFolder.write_result = lambda run, result: print("result", flush=True) or write(run, result)
 
-recipe = make_recipe(read_recipe(Path("recipe.yaml"), find_kind("images")))
+recipe = make_recipe(read_recipe(Path("recipe.yaml")))
 found = []
 finish = Recorder.finish
 Recorder.finish = lambda self, result: found.append(result["test_accuracy"]) or finish(self, result)

@@ -66,7 +66,7 @@ class Ranks:
         check_equal([call for call, _, _ in answers], "the processes must make the same calls in the same order")
         for rank, (_, error, _) in enumerate(answers):
             if error is not None:
-                raise caught if rank == self.rank and caught is not None else rebuild(*error)
+                raise caught if rank == self.rank and caught is not None else rebuild(error)
         return [value for _, _, value in answers]
 
 
@@ -120,8 +120,9 @@ def describe(error: Exception) -> tuple[str, str]:
     return type(error).__name__, str(error)
 
 
-def rebuild(name: str, sentence: str) -> Exception:
+def rebuild(described: Sequence[str]) -> Exception:
     """Return the error again; an error of a type that is not known here becomes a RuntimeError with its name."""
+    name, sentence = described
     kind = {each.__name__: each for each in _KNOWN}.get(name)
     return kind(sentence) if kind is not None else RuntimeError(f"{name}: {sentence}")
 
@@ -161,13 +162,7 @@ class SharedScoring:
     placed: str
 
     def plan(self, choose: Choose | None = None) -> None:
-        """Find the layers, and agree with the other processes on those to solve: all, or the choice of rank 0.
-
-        Raises:
-            RuntimeError: If the processes hold different models or options, or make different calls.
-            WeightError: If a weight differs between processes, or has no spectrum.
-            ValueError: If a pattern of ``fused`` or a root matches no layer.
-        """
+        """Find the layers, and agree with the other processes on those to solve: all, or the choice of rank 0."""
         self.ranks = ranks = find_ranks(self.share)
         answers = ranks.exchange(f"{self.name}, plan", partial(self._plan, choose))
         del self.find, self.check  # a scoring in the background must not hold the scheduler
@@ -190,9 +185,6 @@ class SharedScoring:
 
         Args:
             solve_mine: Solves this process' share; without it, that is done now.
-
-        Raises:
-            TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
         """
         if self.ranks.size > 1:
             self._share_results(solve_mine or self._solve)

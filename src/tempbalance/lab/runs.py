@@ -112,7 +112,7 @@ def check_run(run: RunFolder, recipe: BaseRecipe, *, precision: str | None = Non
     ):
         changed.append(f"precision: {before!r} in the folder, {full_precision(precision)!r} asked for")
     if digest is not None and content.get("data", digest) != digest:
-        changed.append(f"data: the content of {vars(recipe)['dataset']} has changed")
+        changed.append(f"data: the content of {recipe.dataset} has changed")
     if changed:
         raise OtherRunError(
             f"{run.path} holds a run of another recipe: {'; '.join(changed)}; choose another --out or remove the folder"
