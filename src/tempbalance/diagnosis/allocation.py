@@ -300,7 +300,7 @@ def _are_alike(rows: Sequence[LayerRow], compared: Mapping[str, float], numbers:
     middle = sum(value / error for value, error in errors.items()) / total
     scatter, free = sum((value - middle) ** 2 / error for value, error in errors.items()), len(errors) - 1
     # Wilson and Hilferty: the cube root of a chi-squared value is close to normal
-    return (scatter / free) ** (1 / 3) < 1 - 2 / (9 * free) + 1.645 * math.sqrt(2 / (9 * free))
+    return math.pow(scatter / free, 1 / 3) < 1 - 2 / (9 * free) + 1.645 * math.sqrt(2 / (9 * free))
 
 
 def _share(row: LayerRow, compared: float, **given: int) -> Share:
