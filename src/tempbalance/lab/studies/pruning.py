@@ -256,7 +256,7 @@ def _chart(findings: Findings, cell: Cell, found: Outcomes) -> alt.TopLevelMixin
 
 
 def _notes(findings: Findings, found: Mapping[int, Outcomes]) -> Iterator[str]:
-    """What the tests show, and how many there are."""
+    """Describe the differences from uniform sparsity that the tests show, and count the tests."""
     for cell in findings.cells:
         if (num_left := len(cell.outcomes) - len(found[id(cell)])) > 0:
             yield f"{cell.panel}: {num_left} complete runs are not pruned yet; study run does it."
