@@ -166,7 +166,7 @@ def report(
 ) -> None:
     """Show runs of the lab on one page: curves, methods, layers over time."""
     with answered():
-        from tempbalance.report.run_page import write_runs
+        from tempbalance.report.runs import write_runs
 
         for path in write_runs(runs, html, figures):
             tell(path)

@@ -207,7 +207,7 @@ def compare(
         from tempbalance.lab.jobs import Job
         from tempbalance.lab.recipe import read_recipe
         from tempbalance.lab.sweep import check_all, raise_failures, train_all
-        from tempbalance.report.run_page import write_runs
+        from tempbalance.report.runs import write_runs
 
         given = {**(read_recipe(recipe) if recipe else {}), **ctx.obj}
         if given.pop("kind", "images") != "images":
