@@ -19,7 +19,7 @@
       Object.assign(node, { labelAngle: -38, labelExpr: "label_names[datum.value]" });
     }
     for (const name of ["text", "subtitle"]) {
-      if (node.title && Array.isArray(node.title[name])) node.title[name] = wrap(node.title[name], width);
+      if (node.title && Array.isArray(node.title[name])) node.title[name] = wrap(node.title[name], name === "text" ? 0.7 * width : width);
     }
     for (const [name, each] of Object.entries(node)) if (name !== "datasets") narrowed(each, width);
   };
