@@ -163,9 +163,10 @@ def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
         raise ValueError(f"not a state of TempBalance: version {state.get('version')!r}, missing {missing}")
     for key in ("last_epoch", "step_count"):
         check_count(f"the state's {key}", state[key], least=0)
-    for key, present in (("groups", labels_of(optimizer)), ("schedule_types", schedule_types(schedule))):
-        if state[key] != present:
-            raise ValueError(f"the state has {key.replace('_', ' ')} {state[key]}, this scheduler {present}")
+    if state["groups"] != (labels := labels_of(optimizer)):
+        raise ValueError(f"the state has param groups {state['groups']}, the optimizer {labels}")
+    if state["schedule_types"] != (types := schedule_types(schedule)):
+        raise ValueError(f"the state has schedule {state['schedule_types']}, this scheduler {types}")
     rates = [group["lr"] for group in optimizer.param_groups]
     _check_like(state["bases"], {"lr": rates}, "bases")
     driven = driven_by(schedule, optimizer)

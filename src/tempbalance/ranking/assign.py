@@ -42,11 +42,7 @@ def check_assignment(
 
 
 def parse(assignment: Assignment) -> tuple[str, AssignmentName | AssignmentFunction, int]:
-    """Return the control (empty, ``shuffled`` or ``mean``), the assignment that it is a control of, and its seed.
-
-    Raises:
-        ValueError: If the name is unknown.
-    """
+    """Return the control (empty, ``shuffled`` or ``mean``), the assignment that it is a control of, and its seed."""
     names = get_args(AssignmentName)
     if isinstance(assignment, Mapping):
         return "", "linear", 0

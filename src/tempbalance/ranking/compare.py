@@ -82,9 +82,6 @@ class Scaling:
         Args:
             rows: Of one scoring.
             earlier: Of the scoring before.
-
-        Raises:
-            ScoreError: If a score does not suit the assignment, or a function returns no scale or no group name.
         """
         roots = dict.fromkeys(row.root for row in rows)
         within = [self._within_root([row for row in rows if row.root == root], earlier) for root in roots]

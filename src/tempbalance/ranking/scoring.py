@@ -110,14 +110,15 @@ class Plan:
     scales: Mapping[str, float] = field(default_factory=dict)  # by kind of layer
 
     def rows(self) -> list[LayerRow]:
-        """Return a row for each layer, once the jobs are done; a scale by kind stands in the place of its score."""
-        if self.scales:
-            return [
-                LayerRow(each.name, each.shape, score=self.scales.get(each.name), reason=self.reasons[each.name])
-                for each in self.layers
-            ]
+        """Return a row for each layer, once the jobs are done."""
         return [
-            make_row(layer, self.jobs.get(layer.name, []), self.reasons[layer.name], root=self.roots[layer.name])
+            make_row(
+                layer,
+                self.jobs.get(layer.name, []),
+                self.reasons[layer.name],
+                root=self.roots[layer.name],
+                scale=self.scales.get(layer.name),
+            )
             for layer in self.layers
         ]
 
@@ -125,12 +126,7 @@ class Plan:
 def score_layers(
     layers: Sequence[Layer], scoring: Scoring, *, device: str | torch.device | None = None
 ) -> list[LayerRow]:
-    """Return a row for each layer: its score, or why it is skipped. Solve on the device, or where each weight is.
-
-    Raises:
-        ValueError: If a pattern of ``fused`` or a root matches no layer.
-        TempBalanceError: If a weight has no spectrum (NaN, meta, complex, ...) or a score is not finite.
-    """
+    """Return a row for each layer: its score, or why it is skipped. Solve on the device, or where each weight is."""
     plan = plan_layers(layers, scoring)
     solve([job for each in plan.jobs.values() for job in each], scoring, device=device)
     return plan.rows()
@@ -264,7 +260,7 @@ def solve(
         loaded: list[Job] = []
         verdicts: dict[int, bool | TempBalanceError] = {}
         judge = partial(_judge, verdicts, loaded, scoring)
-        parts = _load(sorted(jobs, key=_by_cost), loaded, refuse, load)
+        parts = _load(sorted(jobs, key=lambda job: -job.cost), loaded, refuse, load)
         # a user's function is called in the calling thread, the library's own fits beside the solves
         then = None if own else judge
         results = spectra(parts, double=in_double, memory=memory, beside=beside, device=device, then=then)
@@ -279,10 +275,6 @@ def solve(
                 jobs.append(job)
             elif see is not None and isinstance(spectrum, Spectrum):
                 see(job, spectrum)
-
-
-def _by_cost(job: Job) -> int:
-    return -job.cost
 
 
 def _load(jobs: list[Job], loaded: list[Job], refuse: Refuse, load: Callable[[Layer], Tensor]) -> Iterator[Part]:
@@ -353,11 +345,7 @@ def is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
 
 
 def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
-    """Return the tail fit of a spectrum, in the weight's units.
-
-    Raises:
-        TailError: If the spectrum is zero, its tail flat, or its threshold rounding noise.
-    """
+    """Return the tail fit of a spectrum, in the weight's units."""
     if spectrum.largest == 0:
         raise TailError("all eigenvalues are zero")
     if callable(scoring.tail):
@@ -384,9 +372,9 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
     return fit
 
 
-def make_row(layer: Layer, jobs: list[Job], reason: str, *, root: str = "") -> LayerRow:
-    """Return a layer's row: the mean over its scored parts, or why none is scored."""
-    scores = [job.score for job in jobs if job.score is not None]
+def make_row(layer: Layer, jobs: list[Job], reason: str, *, root: str = "", scale: float | None = None) -> LayerRow:
+    """Return a layer's row: the mean over its scored parts, or why none is scored. A fixed scale is its score."""
+    scores = [job.score for job in jobs if job.score is not None] if scale is None else [scale]
     fits = [job.fit for job in jobs if job.fit is not None]
     return LayerRow(
         layer.name,
