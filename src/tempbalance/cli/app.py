@@ -17,6 +17,7 @@ from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.options import read_options
 from tempbalance.lab.recipe import SEEDS, find_kind, read_recipe
+from tempbalance.lab.runs import EVERY
 from tempbalance.runlog import RunFolder
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -65,6 +66,13 @@ _LogEvery = Annotated[int, typer.Option(min=1, help="Steps between two readings 
 _TensorBoard = Annotated[
     bool, typer.Option(help="Write TensorBoard logs into a run's folder.", rich_help_panel=LOGGING)
 ]
+_Speed = Annotated[
+    str, typer.Option(help="Any of channels_last, fused, compile, with commas between them.", rich_help_panel=RUN)
+]
+_CheckpointEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.", rich_help_panel=RUN)]
+_KeepCheckpoints = Annotated[
+    bool, typer.Option(help="Keep all checkpoints, and the optimizer's state at the end.", rich_help_panel=RUN)
+]
 
 
 @app.command()
@@ -81,6 +89,9 @@ def train(
     threads: Annotated[_Number, typer.Option(min=1, help="Threads of torch.", rich_help_panel=RUN)] = None,
     log_every: _LogEvery = 10,
     tensorboard: _TensorBoard = False,
+    speed: _Speed = "",
+    checkpoint_every: _CheckpointEvery = EVERY,
+    keep_checkpoints: _KeepCheckpoints = False,
 ) -> None:
     """Train one recipe; the same command on the same folder goes on where it stopped."""
     with answered("lab"), stoppable():
@@ -107,6 +118,9 @@ def train(
             devices=devices,
             num_nodes=num_nodes,
             precision=precision,
+            speed=[each for each in speed.split(",") if each],
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
         )
         if result is not None:
             value, time = chosen.measure.text(result[chosen.measure.name]), seconds_text(result["seconds"])
