@@ -58,6 +58,20 @@ def test_the_lines_of_use_in_the_readme_run(capsys):
     assert "1.500" in printed
 
 
+HOW_TO = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto.md").read_text(), re.S)
+
+
+@pytest.mark.filterwarnings("ignore:TempBalance")  # advice about the small network of the page
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # in torch.compile
+@pytest.mark.parametrize("number", range(1, len(HOW_TO)))
+def test_a_block_of_the_how_to_page_runs_after_the_first(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(HOW_TO[0], names)
+    exec(HOW_TO[number], names)
+    assert "optimizer" in names
+
+
 # what a README or a page of docs tells a person to type
 COMMANDS = sorted(
     {

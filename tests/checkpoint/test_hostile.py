@@ -14,7 +14,7 @@ import torch
 from benchmarks import damaged_files
 
 from tempbalance.checkpoint import read_checkpoint
-from tempbalance.errors import CheckpointError
+from tempbalance.errors import CheckpointError, WeightError
 from tests.cases import raises
 from tests.checkpoint import hostile
 
@@ -32,7 +32,7 @@ LARGE = (
     "recursion",
     "device",
 )
-REFUSED = [name for name in hostile.CASES if name not in hostile.INERT]
+REFUSED = [name for name in hostile.CASES if name not in hostile.INERT | hostile.UNREADABLE]
 UNFOLDING = sorted(name for name in REFUSED if any(word in name for word in LARGE))
 WHOLE = {"zip": hostile.saved(hostile.WEIGHT), "legacy": hostile.legacy(hostile.WEIGHT),
          "safetensors": hostile.save(hostile.WEIGHT)}  # fmt: skip
@@ -70,6 +70,14 @@ def test_objects_beside_the_weights_are_inert_and_the_weights_are_read(name, tmp
     assert torch.equal(tensor.load(), hostile.WEIGHT["weight"])
     assert names_below(tmp_path) == before
     assert hostile.VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("name", sorted(hostile.UNREADABLE))
+def test_a_weight_that_cannot_be_read_is_listed_with_its_reason(name, tmp_path):
+    (tensor,) = read_checkpoint(hostile.build_case(name, tmp_path / "case")).tensors
+    assert tensor.problem.isprintable()
+    with raises(WeightError, tensor.problem):
+        tensor.load()
 
 
 def test_the_payload_would_run_in_an_unpickler_that_trusts(tmp_path):
@@ -132,7 +140,6 @@ def test_a_file_that_would_unfold_is_refused_before_it_is_in_memory(name, tmp_pa
         ("archive_extension", ["EXT1"]),
         ("archive_state_of_a_tensor", ["StoredTensor"]),
         ("archive_storage_longer_than_its_record", ["'0'", "4,000,000", 48]),
-        ("archive_expanded_to_a_terabyte", ["1,099,511,627,776", 48]),
         ("zip_bomb", ["49,228", "50,000,180"]),
         ("format_onnx", ["'a.onnx'", "ONNX"]),
         ("format_gguf", ["GGUF", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"]),

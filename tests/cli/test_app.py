@@ -39,7 +39,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def in_process(monkeypatch):
     """Comparisons train in this process."""
-    monkeypatch.setattr(local, "local_pool", lambda settings, num_workers: InThisProcess(settings))
+    monkeypatch.setattr(local, "local_pool", lambda settings, **_: InThisProcess(settings))
 
 
 def test_a_run_is_trained_told_about_and_left_alone_when_it_is_complete(tmp_path):
@@ -230,6 +230,6 @@ def test_the_help_has_a_text_for_each_option_and_its_default(command, monkeypatc
     text = invoke(command, "--help").stdout
     for panel in ("Recipe", "Balancing", "Method", "Run", "Logging"):
         assert f"─ {panel} ─" in text
-    for words in ("median, goodness_of_fit, peak", "wrn28_6", "[default: (0.5 1.5)]", "$TEMPBALANCE_CACHE"):
+    for words in ("median_published", "wrn28_6", "[default: (0.5 1.5)]", "$TEMPBALANCE_CACHE"):
         assert words in text
     assert ("43, 37, 13, 51, 71" in text) == (command == "compare")

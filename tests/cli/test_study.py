@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +35,7 @@ def invoke(*arguments: str) -> str:
 class InThisProcess:
     """Trains jobs where the test runs, one at a time."""
 
-    num_slots = 1
+    num_slots, num_ahead, place_text = 1, 0, "here"
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._ended = {**settings, "threads": 1}, []
@@ -52,7 +54,7 @@ class InThisProcess:
 @pytest.fixture
 def in_process(monkeypatch):
     """Studies of a few images, one epoch and one seed, trained in this process and drawn as SVG alone."""
-    monkeypatch.setattr(local, "local_pool", lambda settings, num_workers: InThisProcess(settings))
+    monkeypatch.setattr(local, "local_pool", lambda settings, **_: InThisProcess(settings))
     options = {"epochs": 1, "limit": 32, "test_limit": 32}
     monkeypatch.setitem(PRESETS, "smoke", replace(PRESETS["smoke"], options=options, seeds=PRESETS["smoke"].seeds[:1]))
     monkeypatch.setattr(save_figures, "__defaults__", (("svg",),))
@@ -154,13 +156,15 @@ def test_claims_of_all_studies_are_shown_before_any_run(tmp_path):
     assert_carries(told, "TB is better than CAL on every dataset and network.", "undecided", "Holm")
     assert "TB is better than CAL" in (tmp_path / "page.html").read_text()
     rows = list(csv.DictReader(io.StringIO(invoke("claims", "--out", str(tmp_path / "runs"), "--format", "csv"))))
-    assert {row["verdict"] for row in rows} == {"undecided"}
+    assert {row["verdict"] for row in rows if row["study"] != "exponent"} == {"undecided"}
+    assert {row["verdict"] for row in rows if row["study"] == "exponent"} == {"holds"}  # which trains nothing
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_dry_run_lists_the_papers_grid_and_starts_nothing(tmp_path):
     told = invoke("run", "main", "--preset", "paper", "--dry-run", "--out", str(tmp_path / "runs"))
     assert_carries(told, "530 runs", "180 CAL", "230 SNR", "60 TB", "60 TB+SNR", tmp_path / "runs", "530 to run")
+    assert_carries(told, "on this machine", "at a time with", "disk: about", "GB when complete", "free")
     assert len(re.findall(r"│ +5 │ +0 │", told)) == 106
     assert not (tmp_path / "runs").exists()
 
@@ -172,7 +176,34 @@ def test_a_dry_run_tells_the_time_from_the_runs_that_exist(tmp_path):
     run.write_recipe({"recipe": recipe.to_dict()})
     run.write_result({"test_accuracy": 1.0, "best_accuracy": 1.0, "best_epoch": 1, "seconds": 120.0})
     told = invoke("run", "start", "--dry-run", "--out", str(tmp_path), "--workers", "1")
-    assert_carries(told, "1 complete", "11 to run", "22 min", "1 at a time")
+    assert_carries(told, "1 complete", "14 to run", "28 min", "1 at a time")
+
+
+def test_a_dry_run_on_ray_estimates_with_the_slots_of_the_cluster(tmp_path, monkeypatch):
+    class Cluster(InThisProcess):
+        num_slots, place_text = 7, "on Ray: 7 at a time"
+
+        def __init__(self, settings: Settings, **options) -> None:
+            assert options == {"num_gpus": 0.5, "num_cpus": 1, "address": None, "fetch": False}
+
+    monkeypatch.setattr("tempbalance.lab.executors.ray.Cluster", Cluster)
+    found = invoke("run", "start", "--dry-run", "--ray", "--gpus", "0.5", "--out", str(tmp_path / "runs"))
+    assert "on Ray: 7 at a time" in found
+    assert not (tmp_path / "runs").exists()
+
+
+def test_status_tells_the_pace_and_the_expected_end(tmp_path):
+    study, preset = find_study("start"), PRESETS["smoke"]
+    done, running = [Job(r, tmp_path / r.id) for r in (study.points(preset)[0].recipe(seed) for seed in (43, 37))]
+    done.run.write_recipe({"recipe": done.recipe.to_dict()})
+    os.utime(done.folder / "recipe.json", (time.time() - 1800, time.time() - 1800))
+    done.run.write_result({"test_accuracy": 1.0, "best_accuracy": 1.0, "best_epoch": 1, "seconds": 120.0})
+    running.folder.mkdir()
+    lock = take_lock(running.folder / "run.lock")
+    assert lock is not None
+    found = invoke("status", "start", "--preset", "smoke", "--out", str(tmp_path))
+    lock.release()
+    assert_carries(found, "2 runs an hour over the last 1", "the last ends on ")
 
 
 def test_status_tells_what_runs_and_what_failed_from_another_terminal(tmp_path):
@@ -186,7 +217,7 @@ def test_status_tells_what_runs_and_what_failed_from_another_terminal(tmp_path):
     failed.folder.mkdir()
     (failed.folder / "failure.txt").write_text("Traceback (most recent call last):\nValueError: too bad")
     told = invoke("status", "start", "--preset", "smoke", "--out", str(tmp_path))
-    assert_carries(told, "0 done, 1 running, 1 failed, 2 left", "epoch 2 of 2", "12.50 %")
+    assert_carries(told, "0 done, 1 running, 1 failed, 4 left", "epoch 2 of 2", "12.50 %")
     (line,) = [line for line in told.splitlines() if failed.folder.name in line]
     assert_carries(line, "ValueError: too bad", failed.folder / "failure.txt")
     lock.release()

@@ -17,7 +17,7 @@ from tempbalance.report.text import VERDICT_LOOKS
 from tempbalance.spectral.random_matrix import random_alpha
 from tests.diagnosis.test_diagnose import heavy
 
-TAILS = ["median", "goodness_of_fit", "peak"]
+TAILS = ["median", "median_published", "goodness_of_fit", "peak"]
 SHAPES = [(50, 50), (50, 800), (64, 256), (200, 100), (256, 256), (64, 64, 1, 1), (64, 64, 3, 3), (128, 64, 3, 3)]
 INITIALISATIONS = {
     "normal": init.normal_,

@@ -3,7 +3,9 @@
 import copy
 import io
 import json
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -427,3 +429,23 @@ def test_a_fork_says_that_its_thread_is_gone(held):
             run.scheduler.state_dict()
         with raises(RuntimeError, "fork"):
             run.scheduler.step()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of threads, where a child is forked
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_forked_while_it_works_does_not_wait_for_ever(held):
+    run = build()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends a child that waits for ever
+        code = 1
+        try:
+            run.scheduler.step()
+        except RuntimeError as err:
+            score_layers(find_layers(run.model), Scoring())
+            code = 0 if "fork" in str(err) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    held.may_go.set()
+    go_on(run, 0, 1)

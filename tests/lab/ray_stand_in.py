@@ -36,15 +36,15 @@ class Stream:
 
 
 class RayStandIn:
-    """A cluster whose nodes have so many CPUs each."""
+    """A cluster whose nodes have this number of CPUs and GPUs each."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
     util = SimpleNamespace(
         scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft))
     )
 
-    def __init__(self, *cpus: int) -> None:
-        self.cpus, self.connected = cpus, False
+    def __init__(self, *cpus: int, gpus: int = 0) -> None:
+        self.cpus, self.gpus, self.connected = cpus, gpus, False
         self.started: list[Stream] = []
         self.cancelled: list[Stream] = []
 
@@ -60,7 +60,10 @@ class RayStandIn:
 
     def nodes(self) -> list[dict[str, Any]]:
         dead = {"Alive": False, "Resources": {"CPU": 100}}
-        return [dead, *({"Alive": True, "Resources": {"CPU": each}} for each in self.cpus)]
+        return [dead, *({"Alive": True, "Resources": self._has(each)} for each in self.cpus)]
+
+    def _has(self, cpus: int) -> dict[str, int]:
+        return {"CPU": cpus, "GPU": self.gpus} if self.gpus else {"CPU": cpus}
 
     def wait(self, streams: list[Stream], *, num_returns: int, timeout: float) -> tuple[list[Stream], list[Stream]]:
         assert num_returns == len(streams)

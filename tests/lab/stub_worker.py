@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+RESULT = '{"test_accuracy": 50.0, "best_accuracy": 50.0, "best_epoch": 1, "seconds": 1.0}'
 LINES = '{"epoch": 1}\n{"epoch": 2}\n'
 
 
@@ -31,7 +32,10 @@ def answer(folder: Path) -> None:
     if "fails" in folder.name:
         print(json.dumps({"state": "failed", "message": "too bad"}), flush=True)
         return
-    for name, content in {"recipe.json": "{}", "metrics.jsonl": LINES, "result.json": "{}"}.items():
+    if "notes" in folder.name:
+        time.sleep(0.2)
+        (folder / "device").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+    for name, content in {"recipe.json": "{}", "metrics.jsonl": LINES, "result.json": RESULT}.items():
         (folder / name).write_text(content)
     if "long" in folder.name:
         time.sleep(0.3)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.paper import paper_statements
 from tempbalance.lab.points import PRESETS
 from tempbalance.lab.studies.exponents import fit_exponents, power_law
 from tempbalance.lab.study import find_study

@@ -11,7 +11,7 @@ from scipy.stats import ttest_rel
 
 from tempbalance.lab.accuracy import accuracy_table
 from tempbalance.lab.findings import Findings, Tried
-from tempbalance.lab.paper.rows import PaperResult
+from tempbalance.lab.paper import PaperResult
 from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.runs import DivergedError
 from tempbalance.lab.study import Study

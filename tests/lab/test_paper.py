@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.paper.statements import paper_statements, read_statements
-from tempbalance.lab.paper.tables import find_rows, paper_tables, read_table
+from tempbalance.lab.paper import find_rows, paper_statements, paper_tables, read_statements, read_table
 from tempbalance.lab.recipe import SEEDS
 from tests.cases import raises
 
@@ -402,6 +401,8 @@ def test_a_table_that_lacks_something_is_refused(tmp_path, key):
         ("S: 3", ["'S'", 3]),
         ("S: {a: 3}", ["'a'", 3]),
         ("S: {a: {value: 1}}", ["'a'", "says"]),
+        ("S: {a: {says: b, claims: c}}", ["'a'", "says", "claims"]),
+        ("S: {a: {says: b, untested: c}}", ["'a'", "untested"]),
         ("S: {a: {says: b, valeu: 1}}", ["'a'", "'valeu'", "'value'"]),
         ("S: {a: {says: b, value: [c]}}", ["'a'", "value", "'c'"]),
         ("S: {a: {says: b}}\nT: {a: {says: b}}", ["'a'"]),

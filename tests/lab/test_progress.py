@@ -68,6 +68,7 @@ def test_counts_and_epochs_are_told(tmp_path):
 
 
 class Once:
+    num_ahead = 0
     num_slots = 1
 
     def __init__(self, fails: bool = False) -> None:
@@ -122,12 +123,12 @@ def test_failed_runs_are_named_when_all_others_are_complete(tmp_path):
     raise_failures({})
 
 
-def test_failures_of_the_same_cause_are_told_once(tmp_path):
+def test_every_failure_is_named_with_its_log(tmp_path):
     jobs = [job(tmp_path, f"run{i}", seed=i) for i in range(9)]
-    failures = {each: "too bad" if i < 3 else f"cause {i}" for i, each in enumerate(jobs)}
-    with raises(SweepError, "run0 and 2 more", "too bad", "2 other causes") as caught:
-        raise_failures(failures)
-    assert str(caught.value).count("too bad") == 1
+    (jobs[3].folder / "output.txt").write_text("epoch 1")
+    with raises(SweepError, "9 runs failed", jobs[3].folder / "output.txt") as caught:
+        raise_failures(dict.fromkeys(jobs, "too bad"))
+    assert str(caught.value).count("too bad") == 9
 
 
 def test_runs_under_way_are_named_by_what_tells_them_apart(tmp_path):

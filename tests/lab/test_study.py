@@ -12,7 +12,7 @@ import pytest
 from tempbalance.lab import studies as folder_of_studies
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.names import pretty
-from tempbalance.lab.paper.tables import paper_tables
+from tempbalance.lab.paper import paper_tables
 from tempbalance.lab.points import PRESETS, find_preset, steps_like
 from tempbalance.lab.recipe import SEEDS
 from tempbalance.lab.study import StudyError, all_studies, find_study, jobs_of_all, read_only, totals_text
@@ -22,7 +22,7 @@ from tests.cases import assert_carries, raises
 BEYOND = {"reference", "shrink", "decay", "assignment_all"}
 OF_IMAGES = {
     "main", "optimizers", "adam", "learning_rate", "width", "score", "tail", "assignment", "scale_range", "start",
-    "interval", "depth", "overhead", "gradients", "rank_one", "alpha", "layers", *BEYOND,
+    "interval", "depth", "overhead", "gradients", "rank_one", "alpha", "layers", "spectra", *BEYOND,
 }  # fmt: skip
 OTHERS = {"language", "detection", "matrices", "exponent", "operator", "pruning"}
 PAPER, LAPTOP, SMOKE = PRESETS.values()
@@ -74,8 +74,10 @@ def test_main_has_exactly_the_grid_of_the_paper():
 @pytest.mark.parametrize("table", ["main", "optimizers", "learning_rate", "width", "score", "tail"])
 def test_each_table_of_the_paper_is_trained_point_by_point_with_its_numbers_beside(table):
     rows = paper_tables()[table].rows
-    assert len(recipes(table)) == sum(row.num_runs for row in rows)
     points = find_study(table).points(PAPER)
+    if table == "score":  # with CAL beside it
+        points = [point for point in points if point.cell["method"] == "tb"]
+    assert len({point.recipe(seed) for point in points for seed in SEEDS}) == sum(row.num_runs for row in rows)
     told = Counter(point.paper.mean for point in points if point.is_best)
     assert told == Counter(result.mean for row in rows for result in row.results)
 
@@ -96,7 +98,9 @@ def test_every_study_of_images_has_the_seeds_of_its_preset(name):
         if name in BEYOND:
             expected = SEEDS if preset is LAPTOP else preset.seeds
         else:
-            expected = preset.seeds[: find_study(name).num_seeds or len(preset.seeds)]
+            given = find_study(name).num_seeds
+            given = given.get(preset.name) if isinstance(given, dict) else given
+            expected = SEEDS[: given or len(preset.seeds)]
         assert find_study(name).seeds(preset) == expected
 
 
@@ -160,10 +164,24 @@ def test_what_the_issue_asks_is_varied():
         ("resnet18", 1), ("resnet34", 1), ("resnet50", 1), ("resnet101", 1),
         ("resnet18", 1.5), ("resnet18", 2), ("resnet18", 4),
     }  # fmt: skip
-    (gradients,) = recipes("gradients")
-    assert (gradients.log_steps, gradients.num_epochs, gradients.epochs) == (30, 10, 200)
-    (rank_one,) = recipes("rank_one")
-    assert (rank_one.log_steps, rank_one.log_eigenvalues, rank_one.num_epochs) == (30, True, 2)
+    gradients, rank_one = recipes("gradients"), recipes("rank_one")
+    assert {(each.log_steps, each.num_epochs, each.epochs) for each in gradients} == {(30, 10, 200)}
+    assert {(each.log_steps, each.log_eigenvalues, each.num_epochs) for each in rank_one} == {(30, True, 10)}
+    assert len(gradients) == len(rank_one) == 5
+
+
+@pytest.mark.parametrize("name", ["start", "interval", "score", "assignment", "scale_range"])
+def test_cal_stands_beside_tb_in_ablations_with_the_same_runs_as_in_main(name):
+    points = find_study(name).points(PAPER)
+    networks = {point.cell["model"] for point in points if point.cell["method"] == "tb"}
+    cal = [point for point in points if point.cell["method"] == "cal"]
+    assert {point.cell["model"] for point in cal} == networks
+    assert {each.recipe(43).id for each in cal} <= ids("main") | ids("learning_rate")
+    for preset in PRESETS.values():
+        findings = find_study(name).find(preset, find_study(name).points(preset), Path("nowhere"))
+        baseline = [cell for cell in findings.cells if cell.labels["method"] == "cal"]
+        assert baseline
+        assert all(findings.compared_with(cell).labels["method"] == "tb" for cell in baseline)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +204,7 @@ def test_intervals_of_own_data_follow_from_its_images(tmp_path):
     np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     preset = find_preset("laptop", dataset=str(path))  # four steps an epoch
     assert {each.interval_steps for each in recipes("interval", preset)} == {None, 3, 2, 1}
-    assert [point.cell["iterations"] for point in find_study("interval").points(preset)] == [390, 300, 200, 100]
+    assert [point.cell["iterations"] for point in find_study("interval").points(preset)] == [390, 300, 200, 100, "cal"]
 
 
 def test_a_module_without_studies_or_with_a_known_one_is_named(tmp_path, monkeypatch):
@@ -214,6 +232,22 @@ def test_own_data_can_stand_in_for_those_of_a_small_preset(tmp_path, monkeypatch
     assert len(found) == 24  # the two datasets of the preset have become one
     with raises(ValueError, "dataset", "preset paper", "'digits'"):
         find_preset("paper", dataset="digits")
+
+
+def test_the_papers_own_runs_can_be_chosen():
+    def count(only_paper):
+        studies = list(all_studies().values())
+        chosen = {each.name: each.choose(PAPER, {}, only_paper=only_paper) for each in studies}
+        return len(jobs_of_all(chosen, studies, PAPER, Path()))
+
+    ours = {name for name, each in all_studies().items() if not each.choose(PAPER, {}, only_paper=True)}
+    assert ours == {*BEYOND, "operator", "pruning", "exponent"}  # the last one trains nothing
+    assert all(point.is_paper for name in ("main", "optimizers", "score") for point in find_study(name).points(PAPER))
+    adam = {point.cell["method"] for point in find_study("adam").choose(PAPER, {}, only_paper=True)}
+    assert adam == {"cal", "tb", "adam", "lamb"}
+    language = find_study("language").choose(PAPER, {}, only_paper=True)
+    assert {point.options["causal"] for point in language} == {False}
+    assert (count(only_paper=True), count(only_paper=False)) == (2000, 3495)
 
 
 def test_a_part_of_a_study_can_be_chosen():

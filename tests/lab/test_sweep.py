@@ -1,18 +1,25 @@
 """A sweep trains every run once, whoever else is at it, and no run stops the others."""
 
+import errno
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
+from tempbalance.lab.download import DownloadError
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.jobs import Ended, Job
-from tempbalance.lab.sweep import sweep
+from tempbalance.lab.jobs import DISK, DOWNLOAD, MEMORY, STALE, Ended, Job, find_cause
+from tempbalance.lab.runs import TrainingError
+from tempbalance.lab.sweep import SweepError, disk_text, pace_text, raise_failures, sweep
 from tempbalance.runlog import take_lock
-from tests.cases import assert_carries
+from tests.cases import assert_carries, raises
 
 RESULT = {"test_accuracy": 50.0, "best_accuracy": 50.0, "best_epoch": 1, "seconds": 1.0}
 
@@ -33,6 +40,7 @@ class Scripted:
     """Ends each job as the script says: a list of states for its folder's name, then ``done``."""
 
     num_slots = 2
+    num_ahead = 0
 
     def __init__(self, script: dict[str, list[str]] | None = None, starts: Counter[str] | None = None) -> None:
         self.script = script or {}
@@ -59,6 +67,8 @@ class Scripted:
             job.run.write_result(RESULT)
         if state == "failed":
             (job.folder / "failure.txt").write_text("Traceback\nValueError: too bad")
+        if state == "retry":
+            return Ended(job, "retry", "a download failed: no network")
         return Ended(job, state, f"{job.folder.name} {state}")
 
     def close(self) -> None:
@@ -199,3 +209,68 @@ def test_the_executor_is_closed_and_claims_are_released_whatever_happens(tmp_pat
         sweep(all_jobs, executor, Silent())
     assert executor.is_closed
     assert {job.state for job in all_jobs} == {"left"}
+
+
+def test_a_failure_that_may_pass_is_tried_again_after_a_pause_and_a_bounded_number_of_times(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempbalance.lab.sweep._RETRY_PAUSES", (0.2, 0.3, 0.4))
+    first, second = jobs(tmp_path, 2)
+    executor = Scripted({"run0": ["retry"] * 3, "run1": ["retry"] * 9})
+    begun = time.monotonic()
+    failures = sweep([first, second], executor, Silent())
+    assert time.monotonic() - begun > 0.9
+    assert list(failures) == [second]
+    assert_carries(failures[second], "a download failed", "4 times in epoch 1")
+    assert executor.starts == {"run0": 4, "run1": 4}
+    assert (first.state, second.state) == ("done", "failed")
+    with raises(SweepError, "1 run failed", second.folder, "4 times", second.folder / "failure.txt"):
+        raise_failures(failures)
+
+
+def test_a_disk_that_takes_no_recipe_fails_its_run_alone(tmp_path, monkeypatch):
+    ask = Job.ask
+
+    def full(job: Job) -> None:
+        if job.folder.name == "run0":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        ask(job)
+
+    monkeypatch.setattr(Job, "ask", full)
+    first, second = jobs(tmp_path, 2)
+    failures = sweep([first, second], Scripted(), Silent())
+    assert_carries(failures[first], "the disk is full", first.folder)
+    assert (first.state, second.state) == ("failed", "done")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (MemoryError(), MEMORY),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), MEMORY),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), MEMORY),
+        (OSError(errno.ENOSPC, "No space left on device"), DISK),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), DISK),
+        (OSError(errno.ESTALE, "Stale file handle"), STALE),
+        (DownloadError("cifar10 could not be downloaded"), DOWNLOAD),
+        (ValueError("too bad"), None),
+        (FileNotFoundError(errno.ENOENT, "not there"), None),
+    ],
+)
+def test_causes_of_failures_are_found_also_behind_other_errors(error, cause):
+    assert find_cause(error) is cause
+    with pytest.raises(TrainingError) as caught:
+        raise TrainingError("epoch 3 cannot be written") from error
+    assert find_cause(caught.value) is cause
+
+
+def test_the_pace_and_the_disk_of_a_sweep(tmp_path):
+    all_jobs = jobs(tmp_path, 4)
+    assert pace_text([], 4, now=1e9) == ""
+    for number, job in enumerate(all_jobs[:2]):
+        job.folder.mkdir()
+        for name, seconds in (("recipe.json", 1000), ("result.json", 2000 + 1800 * number)):
+            (job.folder / name).write_text("{}")
+            os.utime(job.folder / name, (seconds, seconds))
+    text = pace_text(all_jobs[:2], 2, now=1000 + 7200)
+    end = datetime.fromtimestamp(1000 + 2 * 7200).astimezone()
+    assert_carries(text, "1 runs an hour", "last 2", f"{end:%Y-%m-%d at %H:%M}")
+    assert_carries(disk_text(all_jobs, tmp_path / "not" / "there", 2), "disk: about", "MB", "free")

@@ -3,9 +3,11 @@
 import copy
 import io
 import itertools
+import json
 import math
 import pickle
 import random
+import re
 import warnings
 from collections import Counter
 from functools import cache
@@ -561,3 +563,86 @@ def test_a_state_goes_through_torchs_distributed_checkpoints_before_and_after_a_
     assert fresh.last_scales == scheduler.last_scales
     assert fresh.get_last_lr() == scheduler.get_last_lr()
     assert fresh.last_epoch == 3
+
+
+def leaves(value, *path):
+    """The paths to the numbers and strings of a state, of a text in JSON too; of a list the path to its last."""
+    if path and path[-1] == "scored" and isinstance(value, str):
+        yield from leaves(json.loads(value), *path)
+    elif isinstance(value, dict | list | tuple) and value:
+        for key, each in value.items() if isinstance(value, dict) else [(len(value) - 1, value[-1])]:
+            yield from leaves(each, *path, key)
+    else:
+        yield path
+
+
+def tampered(value, path, other):
+    """A copy of a state with another value at a path."""
+    if not path:
+        return other
+    if isinstance(value, str):
+        return json.dumps(tampered(json.loads(value), path, other))
+    if isinstance(value, dict):
+        return {**value, path[0]: tampered(value[path[0]], path[1:], other)}
+    return [*value[: path[0]], tampered(value[path[0]], path[1:], other), *value[path[0] + 1 :]]
+
+
+def without_clock(text):
+    return re.sub(r'"elapsed": [^,}]+', "", text)
+
+
+TAMPERED = {"nan": math.nan, "text": "x", "list": []}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("other", TAMPERED.values(), ids=TAMPERED)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("one_cycle", {}), ("sequential_of_three", {"budget": 0.5, "balance": {"weight_decay": (1.0, 2.0)}}),
+     ("plateau", {"background": True, "lag": 2, "blend": 3})],
+    ids=["plain", "budget", "background"],
+)  # fmt: skip
+def test_a_tampered_state_is_loaded_whole_or_not_at_all(name, options, other):
+    run = build(name, **options)
+    go_on(run, 0, 7)
+    state = run.scheduler.state_dict()
+    fresh = build(name, seed=99, **options)
+    before, untouched = snapshot(fresh), load(save(fresh))
+    num_refused = 0
+    for path in leaves(state):
+        bad = tampered(state, path, other)
+        try:
+            fresh.scheduler.load_state_dict(bad)
+        except ValueError:
+            assert without_clock(snapshot(fresh)) == without_clock(before), path
+            num_refused += 1
+        else:
+            assert all(math.isfinite(rate) for rate in rates_of(fresh.optimizer)), path
+            for part in PARTS:
+                getattr(fresh, part).load_state_dict(untouched[part])
+            before = snapshot(fresh)
+    assert num_refused > 15
+
+
+@pytest.mark.parametrize(
+    ("path", "other"),
+    [(("last_epoch",), math.nan), (("step_count",), 2.5), (("bases", "lr", 0), math.nan), (("bases", "lr"), "x"),
+     (("base_lrs",), 0.1), (("base_lrs", 0), "x"), (("driven", 0), {"lr": 3.0}),
+     (("driven", 0, "momentum"), math.nan),
+     (("scored",), "{"), (("scored", "scores", "3"), math.nan), (("scored", "rows", 1, "score"), "x"),
+     (("scored", "rows", 1, "parts"), [{"nothing": 1}]), (("scored", "blending", "aim", "lr", "3"), math.inf),
+     (("scored", "blending", "since"), "x"), (("schedule", "last_epoch"), math.nan), (("schedule", "_last_lr"), 3),
+     (("schedule",), None), (("options", "interval"), 0), (("options", "unheard"), 1),
+     (("options", "functions"), None)],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_value_in_a_state_is_refused_and_nothing_changes(path, other):
+    run = build("one_cycle")
+    go_on(run, 0, 7)
+    state = run.scheduler.state_dict()
+    bad = (
+        state | {"options": {**state["options"], "unheard": 1}}
+        if path[-1] == "unheard"
+        else tampered(state, path, other)
+    )
+    assert_refused(build("one_cycle", seed=99), bad)

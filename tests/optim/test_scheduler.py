@@ -819,6 +819,7 @@ SCORES = ["alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_
 @pytest.mark.parametrize(
     ("score", "tail", "assignment"),
     [*((score, "median", "linear") for score in SCORES), ("alpha", "goodness_of_fit", "linear"),
+     ("alpha", "median_published", "linear"),
      ("alpha", "peak", "linear"), ("alpha_weighted", "peak", "step"), ("entropy", "median", "step")],
 )  # fmt: skip
 def test_each_score_and_tail_gives_rates_within_range(score, tail, assignment):

@@ -11,7 +11,7 @@ from tempbalance.spectral.tail import fit_tail
 from tests.spectral.hard import KINDS, hard_weight
 from tests.spectral.reference import svd_spectrum
 
-TAILS = ("median", "goodness_of_fit", "peak")
+TAILS = ("median", "median_published", "goodness_of_fit", "peak")
 
 
 def errors(seeds: range, tail: str) -> dict[int, float]:

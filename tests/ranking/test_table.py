@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tempbalance import LayerRow, LayerTable, TempBalance, param_groups
-from tempbalance.ranking.table import PartRow
+from tempbalance.ranking.table import PartRow, from_plain
 from tests.cases import mlp, raises
 
 ROWS = (
@@ -102,8 +102,8 @@ def test_columns_are_as_wide_as_their_widest_entry():
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_comes_back_from_plain_values(row):
     plain = row.to_dict()
-    assert LayerRow.from_dict(plain) == row
-    assert LayerRow.from_dict(json.loads(json.dumps(plain))) == row
+    assert from_plain(LayerRow, plain, "row") == row
+    assert from_plain(LayerRow, json.loads(json.dumps(plain)), "row") == row
     assert isinstance(plain["shape"], list)
     assert all(type(part) is dict for part in plain["parts"])
 

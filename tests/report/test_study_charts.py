@@ -10,15 +10,14 @@ from tempbalance.report.layer_charts import (
     Alphas,
     LayerTrack,
     StepNorm,
-    StepSpectrum,
     alpha_boxes,
     alpha_histograms,
     gradient_chart,
     gradient_histograms,
     layer_maps,
-    spectra_chart,
     two_layers,
 )
+from tempbalance.report.spectrum import FittedSpectrum, fitted_spectra
 from tempbalance.report.study_charts import Bar, Dot, Timing, bar_chart, line_chart, timing_chart
 from tests.cases import assert_carries, raises
 from tests.report.cases import HOSTILE, values_of
@@ -35,7 +34,7 @@ def every_chart(first, second, **texts):
     bars = [Bar(first, name, 90.0, 1.0, (88.0, 90.0), 92.0, 3.0, 0.5) for name in (first, second)]
     alphas = [Alphas(first, name, (2.0, 2.5, 3.0)) for name in (first, second)]
     norms = [StepNorm(1, step, name, 0.1 * (step + 1)) for step in (0, 30) for name in (first, second)]
-    spectra = [StepSpectrum(1, step, first, (0.1, 1.0, 2.0, 50.0)) for step in (0, 30)]
+    spectra = [FittedSpectrum(name, (0.1, 1.0, 2.0, 50.0), 2.5, 1.0, 2) for name in (first, second)]
     return {
         "bars": bar_chart(bars, y_title="test accuracy, %", seconds_title="seconds of one balancing", **texts),
         "lines": line_chart(
@@ -45,7 +44,7 @@ def every_chart(first, second, **texts):
         "timing": timing_chart([Timing(first, name, 10.0, 1.0, 0.5, 0.1) for name in (first, second)], **texts),
         "gradients": gradient_chart(norms, **texts),
         "gradient_histograms": gradient_histograms(norms, **texts),
-        "spectra": spectra_chart(spectra, **texts),
+        "spectra": fitted_spectra(spectra, **texts),
         "alpha_boxes": alpha_boxes(alphas, **texts),
         "alpha_histograms": alpha_histograms(alphas, **texts),
         "maps": layer_maps([track], **texts),
@@ -194,7 +193,7 @@ def test_the_increment_is_one_balancing_in_percent_of_one_epoch():
         (lambda: timing_chart([], **TEXTS), "timing"),
         (lambda: gradient_chart([], **TEXTS), "gradient norm"),
         (lambda: gradient_histograms([], **TEXTS), "gradient norm"),
-        (lambda: spectra_chart([], **TEXTS), "spectrum"),
+        (lambda: fitted_spectra([], **TEXTS), "spectrum"),
         (lambda: alpha_boxes([], **TEXTS), "set of alphas"),
         (lambda: alpha_histograms([], **TEXTS), "set of alphas"),
         (lambda: layer_maps([], **TEXTS), "track"),

@@ -4,11 +4,10 @@ pytest.importorskip("altair", reason="charts need the extra report")
 
 from tempbalance.report.layer_charts import (
     StepNorm,
-    StepSpectrum,
     gradient_chart,
     gradient_histograms,
-    spectra_chart,
 )
+from tempbalance.report.spectrum import FittedSpectrum, fitted_spectra
 from tests.cases import assert_carries, raises
 from tests.report.cases import values_of
 from tests.report.test_study_charts import TEXTS, encodings
@@ -59,41 +58,18 @@ def test_histograms_of_gradients_are_of_six_even_steps_of_the_first_epoch():
     assert len(lefts) < len(values_of(spec))  # bins are common
 
 
-def spectrum(epoch, step, values=(0.5, 1.0, 1.5, 2.0), layer="layer4"):
-    return StepSpectrum(epoch, step, layer, values)
-
-
-def test_spectra_are_of_the_first_epoch_and_the_last_one_of_a_later_one():
-    found = [spectrum(2, step) for step in (400, 430)] + [spectrum(1, step) for step in range(0, 390, 30)]
-    spec = spectra_chart(found, **TEXTS).to_dict()
-    assert headings(spec) == [*(f"epoch 1, step {step}" for step in (0, 90, 180, 270, 360)), "epoch 2, step 430"]
-    assert spec["columns"] == 3
-    early = spectra_chart([spectrum(1, step) for step in range(0, 390, 30)], **TEXTS).to_dict()
-    assert len(early["concat"]) == 6
-
-
-def test_a_spike_far_from_the_bulk_is_a_bin_of_its_own_and_marked():
+def test_each_spectrum_has_a_panel_with_its_threshold_and_its_fitted_line():
     bulk = tuple(0.5 + place / 100 for place in range(100))
-    spec = spectra_chart([spectrum(1, 0, bulk), spectrum(1, 30, (*bulk, 80.0))], **TEXTS).to_dict()
-    data = values_of(spec)
-    last = [each for each in data if each["panel"] == 1][-1]
-    assert (last["count"], last["left"] < 80 <= last["right"]) == (1, True)
-    assert last["left"] < last["largest"] < last["right"]
-    assert [each["largest"] is not None for each in data].count(True) == 2
-    (count,) = {tuple(each["scale"]["domain"]) for each in encodings(spec, "y", "count")}
-    assert 0 < count[0] < 1  # one value has a height on the log axis
-    (x,) = {tuple(each["scale"]["domain"]) for each in encodings(spec, "x", "left")}
-    assert x == (0.5, last["right"])
+    fits = [FittedSpectrum("step 0", bulk, 3.0, 1.0, 50), FittedSpectrum("step 30", (*bulk, 80.0), 2.0, 1.0, 51)]
+    spec = fitted_spectra(fits, **TEXTS).to_dict()
+    assert headings(spec) == ["step 0, alpha 3.00", "step 30, alpha 2.00"]
+    first, second = values_of(spec)
+    assert (first["xmin"], sum(first["counts"]), sum(second["counts"])) == (1.0, 100, 101)
+    start, end = second["tail_y"]
+    assert start == pytest.approx(51 / 101 * (2.0 - 1) / 1.0, rel=1e-3)  # (k / n) (alpha - 1) / xmin
+    assert end / start == pytest.approx((second["tail_x"][1] / second["tail_x"][0]) ** -2.0, rel=1e-2)
 
 
-def test_zeros_in_a_spectrum_are_left_out_and_counted():
-    spec = spectra_chart([spectrum(1, 0, (0.0, NAN, 1.0, 2.0))], **TEXTS).to_dict()
-    assert sum(each["count"] for each in values_of(spec)) == 2
-    assert_carries(" ".join(spec["title"]["subtitle"]), "2 values")
-    with raises(ValueError, "1 steps"):
-        spectra_chart([spectrum(1, 0, (0.0,))], **TEXTS)
-
-
-def test_spectra_of_several_layers_are_refused():
-    with raises(ValueError, "got 2", "layer4, b"):
-        spectra_chart([spectrum(1, 0), spectrum(1, 0, layer="b")], **TEXTS)
+def test_a_spectrum_without_a_value_above_0_is_refused():
+    with raises(ValueError, "step 0"):
+        fitted_spectra([FittedSpectrum("step 0", (0.0,), 2.0, 1.0, 1)], **TEXTS)

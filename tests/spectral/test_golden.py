@@ -10,7 +10,7 @@ from tempbalance.spectral.score import compute_score
 from tempbalance.spectral.tail import fit_hill, fit_tail
 from tempbalance.spectral.workers import spectra, spectrum
 from tests.cases import GOLDEN, golden_weight
-from tests.spectral.reference import hill_alpha, likelihood_alpha, search, svd_spectrum
+from tests.spectral.reference import hill_alpha, ks_distance, likelihood_alpha, search, svd_spectrum
 
 WEIGHTS = {entry["layer"]: entry for entry in GOLDEN["weights"]}
 ASSIGNMENTS = ("linear", "sqrt", "log2", "step")
@@ -73,6 +73,17 @@ def test_the_published_code_counts_xmin_among_the_upper_half(weight, recorded):
     values = spectrum(weight)
     upper_half = values[len(values) // 2 :]  # the larger half if their number is odd; its smallest is xmin
     assert likelihood_alpha(upper_half.numpy()) == pytest.approx(recorded["authors_median_alpha"], rel=1e-9)
+    fit = fit_tail(values, tail="median_published")
+    assert fit.alpha == pytest.approx(recorded["authors_median_alpha"], rel=1e-9)
+    assert (fit.num_tail, fit.xmin) == (len(upper_half), upper_half[0])
+    assert fit.ks == pytest.approx(ks_distance(upper_half.numpy(), fit.xmin, fit.alpha), rel=1e-9)
+
+
+@pytest.mark.parametrize("position", [2, 1.25, 4])
+def test_a_published_threshold_stands_at_a_position_of_the_ascending_spectrum(weight, position):
+    values = spectrum(weight).numpy()
+    fit = fit_tail(spectrum(weight), tail="median_published", tail_fraction=1 - 1 / position)
+    assert fit.alpha == pytest.approx(likelihood_alpha(values[int(len(values) / position) :]), rel=1e-9)
 
 
 def test_the_published_alpha_less_one_is_that_of_equation_3_times_k_over_k_less_one(weight, recorded):

@@ -18,7 +18,7 @@ from tests.cases import mlp
 from tests.spectral.reference import KINDS, random_spectrum, to_tensor
 
 NAMES = ("linear", "sqrt", "log2", "step")
-TAILS = ("median", "goodness_of_fit", "peak")
+TAILS = ("median", "median_published", "goodness_of_fit", "peak")
 
 quick = settings(max_examples=25, deadline=None)
 thorough = settings(max_examples=60, deadline=None)

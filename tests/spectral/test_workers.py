@@ -2,6 +2,7 @@ import math
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -467,3 +468,35 @@ def test_a_layer_that_needs_float64_leaves_the_device(counted):
     assert counted.counts["copies"] == 1  # of both layers in one batch, then one of them again on the CPU
     for row, weight, rel in zip(rows, (gauss(150, 150, seed=1), far), (5e-6, 1e-9), strict=True):
         assert row.alpha == pytest.approx(hill_alpha(svd_spectrum(weight.float()), 75), rel=rel)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of threads, where a child is forked
+def test_a_child_forked_during_a_solve_solves_with_the_settings_from_before():
+    code = """
+        import os, signal, threading, torch
+        from tempbalance import spectrum
+        from tempbalance.spectral import workers
+        from tempbalance.spectral.matrices import cut_matrix
+        torch.set_num_threads(2)
+        is_under_way, may_end = threading.Event(), threading.Event()
+        def parts():
+            is_under_way.set()
+            may_end.wait(60)
+            yield from cut_matrix(torch.eye(4))
+        thread = threading.Thread(target=lambda: workers.spectra(parts()))
+        thread.start()
+        is_under_way.wait(60)
+        assert workers._lock.locked() and torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # ends a child that waits for ever
+            found = spectrum(torch.diag(torch.tensor([1.0, 2.0]))).tolist()
+            is_as_before = torch.get_num_threads() == 2 and torch.backends.mkldnn.matmul.fp32_precision == "none"
+            os._exit(0 if found == [1.0, 4.0] and is_as_before else 1)
+        print(os.waitpid(child, 0)[1])
+        may_end.set()
+        thread.join()
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert (result.stdout, result.returncode) == ("0\n", 0), result.stderr

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import get_args
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from tempbalance.model.layers import Layer, find_layers
 from tempbalance.ranking.scoring import Scoring, plan_layers, score_layers
 from tempbalance.spectral.tail import TailName
 
-TAILS: tuple[TailName, ...] = get_args(TailName)
+TAILS: tuple[TailName, ...] = ("median", "goodness_of_fit", "peak")  # the paper's
 WEIGHTWATCHER, STEP = "WeightWatcher", "training step"
 ON_DEVICE, ON_CPU = "on the device", "copied to the CPU"
 

@@ -25,10 +25,9 @@ from tempbalance.checkpoint.tensors import (
     parse_json,
     read_json,
     refuse,
-    shown,
     unreadable,
 )
-from tempbalance.errors import CheckpointError, WeightError
+from tempbalance.errors import CheckpointError, WeightError, quoted
 
 _CONFIGS = ("config.json", "quantize_config.json")
 _PART = "part of a quantised weight, scored with it"
@@ -77,7 +76,7 @@ def dequantize(tensors: Sequence[StoredTensor], folder: Path | None) -> list[Sto
             continue
         try:
             shape, load = make()
-            num_elements(f"weight {shown(weight)}", shape)
+            num_elements(f"weight {quoted(weight)}", shape)
             made[name] = StoredTensor(weight, shape, torch.float32, load)
         except WeightError as err:
             made[name] = unreadable(tensor.shape, str(err), torch.float32, weight)
@@ -118,8 +117,8 @@ def _four_bit(name: str, by_name: Named) -> Made:
     held, code = by_name[name], by_name.get(f"{name}.quant_map")
     described = by_name[next(f"{name}{_STATE}{kind}" for kind in ("nf4", "fp4") if f"{name}{_STATE}{kind}" in by_name)]
     if described.problem or described.num_bytes > _MOST_STATE_BYTES or described.dtype != torch.uint8:
-        raise CheckpointError(f"{shown(described.name)} is not a description of {shown(name)}")
-    state = parse_json(described.load().cpu().numpy().tobytes(), shown(described.name))
+        raise CheckpointError(f"{quoted(described.name)} is not a description of {quoted(name)}")
+    state = parse_json(described.load().cpu().numpy().tobytes(), quoted(described.name))
     match state:
         case {"shape": [int() as rows, int() as columns], "blocksize": int() as size} if min(size, rows, columns) > 0:
             absmax = _absmax(name, by_name, state, -(-rows * columns // size))
@@ -166,7 +165,7 @@ def _packed(owner: str, by_name: Named, config: Mapping[str, Any]) -> Made:
     method, bits = config.get("quant_method"), config.get("bits")
     if type(bits) is not int or (method, bits) not in (("gptq", 2), ("gptq", 4), ("gptq", 8), ("awq", 4)):
         said = "packed, and no quantization_config beside it says how" if method is None else "packed in a way not read"
-        refuse(f"{said} (quant_method {shown(method)}, bits {shown(bits)})")
+        refuse(f"{said} (quant_method {quoted(method)}, bits {quoted(bits)})")
     each, is_gptq = 32 // bits, method == "gptq"
     rows, columns = weight.shape[0] * (each if is_gptq else 1), weight.shape[1] * (1 if is_gptq else each)
     num_groups = scales.shape[0] if scales is not None and len(scales.shape) == 2 else 0
@@ -240,13 +239,13 @@ def lora_products(tensors: Sequence[StoredTensor], config: Mapping[str, Any]) ->
     """
     kind, alpha, alpha_of = config.get("peft_type"), config.get("lora_alpha"), config.get("alpha_pattern") or {}
     if kind != "LORA":
-        raise CheckpointError(f"is an adapter of type {shown(kind)}; only LORA is read")
+        raise CheckpointError(f"is an adapter of type {quoted(kind)}; only LORA is read")
     if not isinstance(alpha_of, dict) or not all(_is_number(value) for value in (alpha, *alpha_of.values())):
         raise CheckpointError("the configuration needs numbers for lora_alpha and in alpha_pattern")
     for pattern in alpha_of:
         # a regular expression from a file could run for years
         if not _PLAIN_PATTERN.fullmatch(pattern):
-            raise CheckpointError(f"the configuration has the alpha_pattern {shown(pattern)}; only names are read")
+            raise CheckpointError(f"the configuration has the alpha_pattern {quoted(pattern)}; only names are read")
     factors: dict[str, dict[str, StoredTensor]] = {}
     others: list[StoredTensor] = []
     for tensor in tensors:
@@ -273,13 +272,15 @@ def _is_meant(pattern: str, layer: str) -> bool:
 
 
 def _product(layer: str, pair: Mapping[str, StoredTensor], alpha: Any, is_root: bool) -> StoredTensor:
-    if set(pair) != {"A", "B"}:
-        raise CheckpointError(f"layer {shown(layer)} has lora_{min(pair)} without its partner")
-    down, up = pair["A"], pair["B"]
+    down, up = pair.get("A"), pair.get("B")
+    if down is None or up is None:
+        return unreadable(pair[min(pair)].shape, f"lora_{min(pair)} without its partner", name=layer)
     rank = down.shape[0] if down.shape else 0
-    if min(len(down.shape), len(up.shape)) < 2 or rank == 0 or math.prod(up.shape[1:]) != rank:
-        raise CheckpointError(f"layer {shown(layer)} has lora_A and lora_B that cannot be multiplied")
-    dtype = torch.promote_types(torch.promote_types(down.dtype, up.dtype), torch.float32)
+    fits = min(len(down.shape), len(up.shape)) > 1 and rank > 0 and math.prod(up.shape[1:]) == rank
+    is_real = down.dtype.is_floating_point and up.dtype.is_floating_point
+    if not fits or not is_real or down.problem or up.problem:
+        return unreadable(down.shape, "made of a lora_A and a lora_B that cannot be multiplied", name=layer)
+    dtype = torch.float64 if torch.float64 in (down.dtype, up.dtype) else torch.float32
     load = partial(_load_core, down, up, alpha / (math.sqrt(rank) if is_root else rank), dtype)
     return StoredTensor(layer, (up.shape[0], math.prod(down.shape[1:])), dtype, load, rank=rank)
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,10 +28,9 @@ from tempbalance.checkpoint.tensors import (
     num_elements,
     parse_json,
     read_tensor,
-    shown,
     view,
 )
-from tempbalance.errors import CheckpointError
+from tempbalance.errors import CheckpointError, quoted
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".pkl", ".pickle", ".pt2")
 _READABLE = f"{', '.join(SUFFIXES)} files with tensors by name are, and folders of them"
@@ -125,11 +125,11 @@ def _read_safetensors(file: Section) -> dict[str, StoredTensor]:
 def _described(file: Section, name: str, entry: Any) -> StoredTensor:
     match entry:
         case {"dtype": str() as kind, "shape": list() as shape, "data_offsets": _} if len(entry) == 3:
-            num_elements(f"tensor {shown(name)}", shape)
-            problem = "" if kind in _DTYPES else f"{shown(kind)}, a dtype that is not read"
+            num_elements(f"tensor {quoted(name)}", shape)
+            problem = "" if kind in _DTYPES else f"{quoted(kind)}, a dtype that is not read"
             load = partial(_load, file, name)
             return StoredTensor(name, tuple(shape), _DTYPES.get(kind, torch.uint8), load, problem=problem)
-    raise CheckpointError(f"tensor {shown(name)} needs dtype, shape and data_offsets in the header, and nothing else")
+    raise CheckpointError(f"tensor {quoted(name)} needs dtype, shape and data_offsets in the header, and nothing else")
 
 
 def _load(file: Section, name: str) -> Tensor:
@@ -148,9 +148,9 @@ def _opened(file: Section) -> Iterator[Any]:
     try:
         with safe_open(file.path, framework="pt") as opened:
             yield opened
-    except (SafetensorError, OSError) as err:
+    except (SafetensorError, OSError, RuntimeError) as err:
         said = " ".join(str(err).split())
-        raise CheckpointError(f"the safetensors file is broken or cut off: {shown(said)[1:-1]}") from err
+        raise CheckpointError(f"the safetensors file is broken or cut off: {quoted(said)[1:-1]}") from err
     file.open().close()
 
 
@@ -167,7 +167,7 @@ def read_archive(file: Section) -> Any:
     if archive.members and all(name.endswith(".npy") for name in archive.members):
         if len(archive.members) > _MOST_ARRAYS:
             raise CheckpointError(f"the archive has {len(archive.members):,} arrays, more than {_MOST_ARRAYS:,}")
-        return {name.removesuffix(".npy"): _npy(archive.storage(name)) for name in archive.members}
+        return {name.removesuffix(".npy"): _npy(archive, name) for name in archive.members}
     raise CheckpointError(f"it is a zip archive of none of the kinds that are read: {_READABLE}")
 
 
@@ -188,6 +188,7 @@ class _Archive:
         self._check(file.seek(0, io.SEEK_END))
         self.root = _root(list(self.members))
         self.storages: dict[tuple[str, torch.dtype], Storage] = {}
+        self.verified: set[str] = set()
         if self.has("byteorder") and b"big" in self.small("byteorder", MOST_INDEX_BYTES)[:16]:
             raise CheckpointError("it was written on a big-endian machine: load and save it there as safetensors")
 
@@ -197,15 +198,19 @@ class _Archive:
             raise CheckpointError("the archive has two members of one name")
         for info in members:
             if not _is_plain(info):
-                raise CheckpointError(f"the archive has a member called {shown(info.orig_filename)}")
+                raise CheckpointError(f"the archive has a member called {quoted(info.orig_filename)}")
             if info.flag_bits & 1:
                 raise CheckpointError("the archive is encrypted")
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise CheckpointError("the archive is compressed in a way that torch does not read")
             if not 0 <= info.header_offset <= info.header_offset + info.compress_size < num_bytes:
-                raise CheckpointError(f"the archive is broken: {shown(info.filename)} lies outside of it")
+                raise CheckpointError(f"the archive is broken: {quoted(info.filename)} lies outside of it")
             if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-                raise CheckpointError(f"the archive gives two sizes for {shown(info.filename)}")
+                raise CheckpointError(f"the archive gives two sizes for {quoted(info.filename)}")
+        ordered = sorted(members, key=lambda info: info.header_offset)
+        for info, after in pairwise(ordered):
+            if info.header_offset + _LOCAL_HEADER.size + len(info.filename) + info.compress_size > after.header_offset:
+                raise CheckpointError(f"the archive has {quoted(after.filename)} inside {quoted(info.filename)}")
         if (unfolded := sum(info.file_size for info in members)) > _MOST_UNFOLDED * num_bytes:
             raise CheckpointError(
                 f"the archive of {num_bytes:,} bytes unfolds to {unfolded:,}, more than a hundredfold"
@@ -219,15 +224,21 @@ class _Archive:
         """Return the bytes of a member."""
         info = self.members.get(self.root + name)
         if info is None:
-            raise CheckpointError(f"the archive lacks {shown(name)}")
+            raise CheckpointError(f"the archive lacks {quoted(name)}")
         return Storage(info.file_size, partial(self._read, info), dtype)
 
     def _read(self, info: zipfile.ZipInfo, start: int, count: int) -> Tensor:
-        """Read some bytes of a member; if all of them, their checksum is compared."""
+        """Read some bytes of a member; the first time its checksum is compared, which zipfile does at the end."""
         self.file.block = b""  # read ahead, maybe before the file changed
         with _broken_is_refused(), self.zip.open(info) as member:
             # torch.serialization.set_crc32_options(False) writes 0 for the checksum
-            if info.compress_type != zipfile.ZIP_STORED or (count == info.file_size and info.CRC != 0):
+            if info.filename not in self.verified and info.CRC != 0 and count < info.file_size:
+                while member.read(1 << 20):
+                    pass
+            elif info.compress_type != zipfile.ZIP_STORED or (count == info.file_size and info.CRC != 0):
+                return read_tensor(member, start, count)
+            self.verified.add(info.filename)
+            if info.compress_type != zipfile.ZIP_STORED:
                 return read_tensor(member, start, count)
             # seeking in a member would read all that is in front
             self.file.seek(info.header_offset)
@@ -250,7 +261,7 @@ class _Archive:
         known = self.storages.setdefault((key, dtype), self.storage(f"data/{key}", dtype))
         if known.num_bytes != num_bytes:
             raise CheckpointError(
-                f"storage {shown(key)} should have {num_bytes:,} bytes, the archive has {known.num_bytes:,}"
+                f"storage {quoted(key)} should have {num_bytes:,} bytes, the archive has {known.num_bytes:,}"
             )
         return known
 
@@ -260,7 +271,7 @@ def _broken_is_refused() -> Iterator[None]:
     try:
         yield
     except _BROKEN as err:
-        said = shown(f"{type(err).__name__}: {err}")[1:-1]
+        said = quoted(f"{type(err).__name__}: {err}")[1:-1]
         raise CheckpointError(f"the archive is broken or cut off ({said})") from err
 
 
@@ -293,12 +304,14 @@ def _exported(archive: _Archive) -> Iterator[tuple[str, StoredTensor]]:
                 )
                 yield name, view(archive.storage(f"data/weights/{file}", _SCALAR_TYPES[kind]), offset, shape, stride)
             case _:
-                raise CheckpointError(f"{_EXPORTED} describes {shown(name)} in a way that is not read")
+                raise CheckpointError(f"{_EXPORTED} describes {quoted(name)} in a way that is not read")
 
 
-def _npy(held: Storage) -> StoredTensor:
+def _npy(archive: _Archive, name: str) -> StoredTensor:
     """Describe an array of NumPy by its header."""
-    front = io.BytesIO(held.read(0, min(held.num_bytes, _MOST_NPY_HEADER)).numpy().tobytes())
+    held = archive.storage(name)
+    with _broken_is_refused(), archive.zip.open(archive.members[name]) as member:
+        front = io.BytesIO(member.read(_MOST_NPY_HEADER))
     try:
         read_header = npy.read_array_header_1_0 if npy.read_magic(front) == (1, 0) else npy.read_array_header_2_0
         shape, is_fortran, dtype = read_header(front)

@@ -18,8 +18,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tempbalance.checkpoint.tensors import StoredTensor, shown
-from tempbalance.errors import WeightError
+from tempbalance.checkpoint.tensors import StoredTensor
+from tempbalance.errors import WeightError, quoted
 from tempbalance.model.layers import Layer, is_bias, is_embedding_name, mark_tied
 from tempbalance.spectral.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
 
@@ -141,7 +141,7 @@ def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> Store
         parts = [tensor, *(by_name[name] for name in names)]
         load = partial(_combined, combine, *(part.load for part in parts))
         problem = next(
-            (f"{shown(part.name)} is {part.problem}" for part in parts if part.problem), _misfit(combine, parts)
+            (f"{quoted(part.name)} is {part.problem}" for part in parts if part.problem), _misfit(combine, parts)
         )
         return StoredTensor(f"{owner}weight", tensor.shape, tensor.dtype, load, tensor.tie, problem=problem)
     return None
@@ -158,7 +158,7 @@ def _misfit(combine: Callable[..., Tensor], parts: Sequence[StoredTensor]) -> st
     else:
         fits = any(others == [(shape[dim],), (math.prod(shape) // max(shape[dim], 1),)] for dim in (0, 1))
     sides = " and ".join(" x ".join(map(str, other)) for other in others)
-    return "" if fits else f"{shown(parts[1].name)} ({sides}) does not fit {' x '.join(map(str, shape))}"
+    return "" if fits else f"{quoted(parts[1].name)} ({sides}) does not fit {' x '.join(map(str, shape))}"
 
 
 def _combined(combine: Callable[..., Tensor], *loads: Callable[[], Tensor]) -> Tensor:
@@ -249,7 +249,8 @@ def _gates(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
     suffix = (match[2] or "") + (match[3] or "")
     recurrent = _beside(tensor, f"weight_hh{suffix}", by_name)
     projection = _beside(tensor, f"weight_hr{suffix}", by_name)
-    hidden = projection.shape[1] if projection is not None else recurrent.shape[1] if recurrent is not None else 0
+    inner = projection or recurrent
+    hidden = inner.shape[1] if inner is not None and len(inner.shape) == 2 else 0
     return {4: "ifgo", 3: "rzn"}.get(tensor.shape[0] // hidden if hidden else 0, "")
 
 

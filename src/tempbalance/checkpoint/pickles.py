@@ -19,8 +19,8 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-from tempbalance.checkpoint.tensors import Storage, StoredTensor, num_elements, read_tensor, shown, unreadable, view
-from tempbalance.errors import CheckpointError
+from tempbalance.checkpoint.tensors import Storage, StoredTensor, num_elements, read_tensor, unreadable, view
+from tempbalance.errors import CheckpointError, quoted
 
 # a tensor takes 30 of them: enough for 33,000 tensors, and read in a few seconds
 _MOST_INSTRUCTIONS = 1_000_000
@@ -106,7 +106,7 @@ def _bound(file: Any, most: int) -> None:
         elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             index = len(memo) if argument is None else argument
             if not 0 <= index <= _MOST_INSTRUCTIONS:
-                raise CheckpointError(f"its pickle remembers a value under the number {shown(index)}")
+                raise CheckpointError(f"its pickle remembers a value under the number {quoted(index)}")
             memo[index] = stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             stack.append(memo[argument or 0])
@@ -272,7 +272,7 @@ def read_stream(file: io.BufferedIOBase, *, most: int = _MOST_INSTRUCTIONS, is_e
     def storage_of(key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
         known = declared.setdefault(key, Storage(num_bytes, partial(read_storage, key), dtype))
         if (known.dtype, known.num_bytes) != (dtype, num_bytes):
-            raise CheckpointError(f"its pickle describes storage {shown(key)} in two ways")
+            raise CheckpointError(f"its pickle describes storage {quoted(key)} in two ways")
         return known
 
     read = partial(read_pickle, file, storage_of, is_embedded=is_embedded)
@@ -408,7 +408,7 @@ def array(data: Storage, kind: str, shape: tuple[int, ...], *, is_fortran: bool)
     count = num_elements("an array", shape)
     dtype = _ARRAYS.get(kind.lstrip("<|="))
     if dtype is None:
-        return unreadable(shape, f"an array of type {shown(kind)}")
+        return unreadable(shape, f"an array of type {quoted(kind)}")
     if count * dtype.itemsize != data.num_bytes:
         raise CheckpointError(f"an array should have {count * dtype.itemsize:,} bytes, it has {data.num_bytes:,}")
     sides = shape if is_fortran else shape[::-1]

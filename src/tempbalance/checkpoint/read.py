@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,15 +22,16 @@ from tempbalance.checkpoint.tensors import (
     MOST_INDEX_BYTES,
     Section,
     StoredTensor,
+    available_memory,
+    check_unfolding,
     inside,
     naming,
     natural_order,
     num_elements,
     read_json,
-    shown,
 )
 from tempbalance.checkpoint.weights import Weights, choose, find_weights, without_wrappers
-from tempbalance.errors import CheckpointError, WeightError
+from tempbalance.errors import CheckpointError, WeightError, quoted
 
 _MOST_SHARDS, _MOST_NESTED = 10_000, 64
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
@@ -85,22 +87,31 @@ def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Tensor], *, ke
 
 
 def _checkpoint(name: str, find: Callable[[], Found], key: str | None, folder: Path | None) -> Checkpoint:
-    with naming(shown(name)):
+    with naming(quoted(name)):
         found, notes = find()
         taken, others, choice = choose(found, key)
+        check_unfolding(taken.tensors)
         bare = dequantize(without_wrappers(taken.tensors), folder)
     tensors = [replace(tensor, load=partial(_load, name, tensor)) for tensor in bare]
     return Checkpoint(name, tuple(tensors), taken.key, (*choice, *notes), tuple(others))
 
 
 def _load(name: str, tensor: StoredTensor) -> Tensor:
-    with naming(f"{shown(tensor.name)} of {shown(name)}"):
+    with naming(f"{quoted(tensor.name)} of {quoted(name)}"):
+        # twice for the matrix that is solved; the product of LoRA factors itself is never computed
+        needed = (
+            2 * max(tensor.num_bytes, 4 * math.prod(tensor.shape)) if tensor.rank is None and not tensor.problem else 0
+        )
+        if needed > (available := available_memory()):
+            raise CheckpointError(f"needs at least {needed:,} bytes of memory, {available:,} are available")
         try:
             return tensor.load()
         except WeightError as err:
-            raise WeightError(f"{shown(tensor.name)} is {err}") from err
-        except (OSError, RuntimeError, MemoryError, ValueError) as err:
+            raise WeightError(f"{quoted(tensor.name)} is {err}") from err
+        except (OSError, MemoryError) as err:
             raise CheckpointError(f"{tensor.num_bytes:,} bytes cannot be read: {type(err).__name__}") from err
+        except (RuntimeError, ValueError, LookupError, TypeError) as err:
+            raise WeightError(f"{quoted(tensor.name)} cannot be computed: {type(err).__name__}") from err
 
 
 # folders
@@ -122,11 +133,11 @@ def _read_folder(folder: Path) -> Found:
     safe = [name for name in weights if name.endswith(".safetensors")]
     if (single := _only(safe or weights, _SINGLE, SUFFIXES)) is not None:
         others = [name for name in safe if name != single]
-        notes = [f"also has {', '.join(map(shown, others[:4]))}: hand over the file"] if others else []
+        notes = [f"also has {', '.join(map(quoted, others[:4]))}: hand over the file"] if others else []
         return _read_part(folder, single), notes
     if not weights:
         raise CheckpointError(f"has no weights: no file ends in {', '.join(SUFFIXES)} and none is an index")
-    raise CheckpointError(f"has {len(weights)} files of weights and no index: hand over one, say {shown(weights[0])}")
+    raise CheckpointError(f"has {len(weights)} files of weights and no index: hand over one, say {quoted(weights[0])}")
 
 
 def _only(names: list[str], preferred: tuple[str, ...], suffixes: str | tuple[str, ...]) -> str | None:
@@ -139,7 +150,7 @@ def _only(names: list[str], preferred: tuple[str, ...], suffixes: str | tuple[st
 def _read_part(folder: Path, name: str) -> list[Weights]:
     """Read the mappings of a file of a folder."""
     path = inside(folder, name)
-    with naming(shown(name)):
+    with naming(quoted(name)):
         return find_weights(read_content(path))
 
 
@@ -156,14 +167,14 @@ def _read_adapter(folder: Path, names: list[str]) -> Found:
 def _read_shards(folder: Path, index: str) -> Found:
     shard_of = read_json(inside(folder, index)).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of or not all(isinstance(each, str) for each in shard_of.values()):
-        raise CheckpointError(f"{shown(index)} has no weight_map of names to files")
+        raise CheckpointError(f"{quoted(index)} has no weight_map of names to files")
     shards = sorted(set(shard_of.values()), key=natural_order)
     if len(shards) > _MOST_SHARDS:
-        raise CheckpointError(f"{shown(index)} names {len(shards):,} shards, more than {_MOST_SHARDS:,}")
+        raise CheckpointError(f"{quoted(index)} names {len(shards):,} shards, more than {_MOST_SHARDS:,}")
     files = [path.stat() for shard in shards if os.path.exists(path := inside(folder, shard))]
     # one file under a thousand names would be read a thousand times
     if len({(file.st_dev, file.st_ino) for file in files}) < len(files):
-        raise CheckpointError(f"{shown(index)} names one file as two shards")
+        raise CheckpointError(f"{quoted(index)} names one file as two shards")
     tensors: list[StoredTensor] = []
     num_extra = 0
     for shard in shards:
@@ -173,7 +184,9 @@ def _read_shards(folder: Path, index: str) -> Found:
         tensors += listed
     if len(tensors) < len(shard_of):
         missing = min(set(shard_of) - {tensor.name for tensor in tensors})
-        raise CheckpointError(f"{shown(index)} says that {shown(missing)} is in {shown(shard_of[missing])}: it is not")
+        raise CheckpointError(
+            f"{quoted(index)} says that {quoted(missing)} is in {quoted(shard_of[missing])}: it is not"
+        )
     tensors.sort(key=lambda tensor: natural_order(tensor.name))  # shards are not in the model's order
     return [Weights(tensors)], [f"{num_extra} tensors of its shards are not in the index"] if num_extra else []
 
@@ -206,8 +219,8 @@ def _tree(folder: Path, state: Any) -> dict[str, Any]:
             path = paths.get(name, (name,))
             is_plain = isinstance(path, tuple) and all(isinstance(part, str | int) for part in path)
             if not is_plain or not 0 < len(path) <= _MOST_NESTED:
-                raise CheckpointError(f"{_METADATA} has no path for {shown(name)}")
-            *parents, leaf = (part if isinstance(part, str) else shown(part) for part in path)
+                raise CheckpointError(f"{_METADATA} has no path for {quoted(name)}")
+            *parents, leaf = (part if isinstance(part, str) else quoted(part) for part in path)
             branch = tree
             for part in parents:
                 branch = branch.setdefault(part, {})
@@ -215,26 +228,28 @@ def _tree(folder: Path, state: Any) -> dict[str, Any]:
     return tree
 
 
-def _place(name: str, offsets: Any) -> tuple[str, str]:
-    """Return a key for a piece; text, as numbers could be chosen to collide."""
-    num_elements(f"the place of a piece of {shown(name)}", offsets)
+def _place(name: object, offsets: Any) -> tuple[str, str]:
+    """Return a key for a piece; text, as numbers could be chosen to collide and tuples take for ever to hash."""
+    if not isinstance(name, str):
+        raise CheckpointError(f"{_METADATA} has {quoted(name)} for the name of a tensor")
+    num_elements(f"the place of a piece of {quoted(name)}", offsets)
     return name, ",".join(map(str, offsets))
 
 
 def _distributed_tensor(folder: Path, name: str, state: Any, places: Mapping[Any, Any]) -> StoredTensor:
     """Describe a tensor whose pieces have the right size in total, each at another offset."""
     shape, dtype = state["size"], dtype_of(state["properties"].state[0])
-    count = num_elements(f"tensor {shown(name)}", shape)
+    count = num_elements(f"tensor {quoted(name)}", shape)
     chunks = {_place(name, chunk.state["offsets"]): chunk.state for chunk in state["chunks"]}
-    num_covered = sum(num_elements(f"a piece of {shown(name)}", chunk["sizes"]) for chunk in chunks.values())
+    num_covered = sum(num_elements(f"a piece of {quoted(name)}", chunk["sizes"]) for chunk in chunks.values())
     if dtype is None or len(chunks) != len(state["chunks"]) or num_covered != count:
-        raise CheckpointError(f"the pieces of {shown(name)} do not make up the whole tensor")
+        raise CheckpointError(f"the pieces of {quoted(name)} do not make up the whole tensor")
     pieces = []
     for place, chunk in chunks.items():
         fits = len(chunk["offsets"]) == len(chunk["sizes"]) == len(shape)
         ends = [low + side for low, side in zip(chunk["offsets"], chunk["sizes"], strict=fits)]
         if not fits or any(end > side for end, side in zip(ends, shape, strict=True)):
-            raise CheckpointError(f"a piece of {shown(name)} reaches beyond the tensor")
+            raise CheckpointError(f"a piece of {quoted(name)} reaches beyond the tensor")
         spans = tuple(slice(low, end) for low, end in zip(chunk["offsets"], ends, strict=True))
         pieces.append((spans, _section(folder, name, places.get(place))))
     return StoredTensor(name, shape, dtype, partial(_load_pieces, shape, dtype, pieces))
@@ -243,26 +258,27 @@ def _distributed_tensor(folder: Path, name: str, state: Any, places: Mapping[Any
 def _section(folder: Path, name: str, place: Any) -> Section:
     """Return the part of a file that a piece is in."""
     if place is None or place.get("transform_descriptors"):
-        raise CheckpointError(f"a piece of {shown(name)} is in no file, or in one that is transformed")
+        raise CheckpointError(f"a piece of {quoted(name)} is in no file, or in one that is transformed")
     start, num_bytes = place["offset"], place["length"]
     is_number = isinstance(start, int) and isinstance(num_bytes, int)
     if not is_number or min(start, num_bytes) < 0 or start + num_bytes >= 2**62:
-        raise CheckpointError(f"a piece of {shown(name)} is at no place in a file")
+        raise CheckpointError(f"a piece of {quoted(name)} is at no place in a file")
     path = inside(folder, place["relative_path"])
-    with naming(shown(path.name)):
+    with naming(quoted(path.name)):
         return Section(path, most=MOST_INDEX_BYTES, start=start, num_bytes=num_bytes)
 
 
 def _load_pieces(shape: tuple[int, ...], dtype: torch.dtype, pieces: list[tuple[tuple[slice, ...], Section]]) -> Tensor:
     """Put a tensor together; each piece is a file of ``torch.save`` with one tensor, inside a larger file."""
-    whole = None if len(pieces) == 1 else torch.zeros(shape, dtype=dtype)
+    whole, is_filled = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=torch.bool)
     for spans, section in pieces:
         piece = read_archive(section)
         sides = tuple(span.stop - span.start for span in spans)
         if not isinstance(piece, StoredTensor) or piece.problem or (piece.dtype, piece.shape) != (dtype, sides):
             raise CheckpointError(f"a piece is not the tensor that {_METADATA} describes")
-        if whole is None:
+        if len(pieces) == 1:
             return piece.load()
-        whole[spans] = piece.load()
-    assert whole is not None
+        if bool(is_filled[spans].any()):
+            raise CheckpointError("its pieces overlap")
+        whole[spans], is_filled[spans] = piece.load(), True
     return whole

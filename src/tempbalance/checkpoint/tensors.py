@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +19,12 @@ from typing import IO, Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-from tempbalance.errors import CheckpointError, WeightError
+from tempbalance.errors import CheckpointError, WeightError, quoted
 
 # headers and indices that describe tensors; the largest in use, of 140,000 tensors, has 14 MB
 MOST_INDEX_BYTES = 20 << 20
 # pickles, which may hold arrays of NumPy
 MOST_PICKLE_BYTES = 64 << 20
-_MOST_SHOWN = 80
 _BLOCK_BYTES, _STEP_BYTES = 1 << 16, 1 << 20
 # a header has one brace and two brackets for each tensor; more is made to fill memory
 _FEWEST_BYTES_A_BRACKET = 8
@@ -34,15 +33,6 @@ _MOST_EXPANDED, _SMALL_BYTES = 16, 1 << 20
 _INTEGERS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 _KINDS = {"d": "a folder", "p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device"}
 _reading = threading.Lock()
-
-
-def shown(value: object) -> str:
-    """Quote a value that comes from a file, for a message: control characters escaped, cut."""
-    if isinstance(value, str):
-        return repr(value if len(value) <= _MOST_SHOWN else value[: _MOST_SHOWN - 3] + "...")
-    if isinstance(value, int) and abs(value) < 2**63:
-        return str(value)
-    return f"a {type(value).__name__}"
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
@@ -99,7 +89,7 @@ class Section(io.BufferedIOBase):
             size = os.fstat(file.fileno()).st_size
         self.num_bytes = size if num_bytes is None else num_bytes
         if start + self.num_bytes > size:
-            raise CheckpointError(f"{shown(path.name)} ends before one of its tensors")
+            raise CheckpointError(f"{quoted(path.name)} ends before one of its tensors")
 
     def open(self) -> io.BufferedReader:
         """Open the file, which must be the one of the first time."""
@@ -168,9 +158,9 @@ def read_tensor(file: io.BufferedIOBase | IO[bytes], start: int, count: int) -> 
 
 def read_json(path: Path) -> dict[str, object]:
     """Read a small JSON file that describes others."""
-    with naming(shown(path.name)):
+    with naming(quoted(path.name)):
         content = Section(path, most=MOST_INDEX_BYTES).read()
-    return parse_json(content, shown(path.name))
+    return parse_json(content, quoted(path.name))
 
 
 def parse_json(text: bytes, what: str) -> dict[str, object]:
@@ -210,10 +200,10 @@ def inside(folder: Path, name: str) -> Path:
     is_snapshot = home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--")
     limit = home.parent.parent if is_snapshot else home
     if "\0" in name or name != name.encode("utf-8", "replace").decode():
-        raise CheckpointError(f"something in it names {shown(name)}, which no file is called")
+        raise CheckpointError(f"something in it names {quoted(name)}, which no file is called")
     named = Path(os.path.normpath(home / name))
     if home not in named.parents or limit not in Path(os.path.realpath(named)).parents:
-        raise CheckpointError(f"something in it names {shown(name)}, which lies outside of it")
+        raise CheckpointError(f"something in it names {quoted(name)}, which lies outside of it")
     return named
 
 
@@ -303,14 +293,14 @@ def view(storage: object, offset: object, shape: Any, stride: Any, dtype: torch.
     if not is_stride or not all(type(step) is int and 0 <= step < 2**62 for step in stride):
         raise CheckpointError("a tensor has strides that do not fit its shape")
     if type(offset) is not int or offset < 0:
-        raise CheckpointError(f"a tensor begins at {shown(offset)} of its storage")
+        raise CheckpointError(f"a tensor begins at {quoted(offset)} of its storage")
     # the elements of the storage from the first to the last
     span = 0 if 0 in shape else 1 + sum((side - 1) * step for side, step in zip(shape, stride, strict=True))
     if (offset + span) * dtype.itemsize > storage.num_bytes:
         sides = " x ".join(str(side) for side in shape[:8])
         raise CheckpointError(f"a tensor of shape {sides} reaches beyond its storage")
     if claimed > _SMALL_BYTES and claimed > _MOST_EXPANDED * storage.num_bytes:
-        raise CheckpointError(f"a tensor claims {claimed:,} bytes, its storage has {storage.num_bytes:,}")
+        return unreadable(shape, f"expanded to {claimed:,} bytes from a storage of {storage.num_bytes:,}", dtype)
     place = (storage, offset, tuple(shape), tuple(stride))
     return StoredTensor("", tuple(shape), dtype, partial(_load_view, *place, span, dtype), place)
 
@@ -322,6 +312,33 @@ def _load_view(
         return torch.empty(shape, dtype=dtype)
     data = storage.read(offset * dtype.itemsize, span * dtype.itemsize)
     return data.view(dtype).as_strided(shape, stride)
+
+
+def check_unfolding(tensors: Iterable[StoredTensor]) -> None:
+    """Refuse views that claim many times the bytes of their storages together.
+
+    Raises:
+        CheckpointError: With both numbers.
+    """
+    views = {each.tie: each.num_bytes for each in tensors if isinstance(each.tie, tuple)}
+    storages = {place[0] for place in views if isinstance(place, tuple) and isinstance(place[0], Storage)}
+    claimed, held = sum(views.values()), sum(storage.num_bytes for storage in storages)
+    if storages and claimed > _MOST_EXPANDED * (held + _SMALL_BYTES):
+        raise CheckpointError(f"its tensors claim {claimed:,} bytes, their storages have {held:,}")
+
+
+def available_memory() -> int:
+    """Return how many bytes this process can still take, without swapping, on Linux; elsewhere all the memory."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            limits += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable")]
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as most, \
+             open("/sys/fs/cgroup/memory.current", encoding="ascii") as current:  # fmt: skip
+            limits.append(int(most.read()) - int(current.read()))
+    except (OSError, ValueError):  # another system, or a group without a limit
+        return min(limits)
+    return min(limits)
 
 
 def in_memory(tensor: Tensor) -> StoredTensor:

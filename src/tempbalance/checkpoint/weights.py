@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from tempbalance.checkpoint.pickles import Inert, numpy_array
-from tempbalance.checkpoint.tensors import StoredTensor, in_memory, shown
-from tempbalance.errors import CheckpointError
+from tempbalance.checkpoint.tensors import StoredTensor, in_memory
+from tempbalance.errors import CheckpointError, quoted
 
 _MOST_NESTED, _MOST_KEY, _MOST_NAMES, _MOST_MAPPINGS = 16, 200, 200_000, 10_000
 _OPTIMIZER = re.compile(r"(^|[_.])(optim(izer)?s?|opt)([_.]|$)|param_groups", re.IGNORECASE)
@@ -94,8 +94,8 @@ def _holds(value: object) -> bool:
 
 def _summary(top: object) -> str:
     if isinstance(top, Inert):
-        return f"an object {shown(top.name)}"
-    return (", ".join(shown(key) for key in list(top)[:8]) or "nothing") if isinstance(top, Mapping) else shown(top)
+        return f"an object {quoted(top.name)}"
+    return (", ".join(quoted(key) for key in list(top)[:8]) or "nothing") if isinstance(top, Mapping) else quoted(top)
 
 
 def _entries(value: object) -> Iterator[tuple[str, object]]:
@@ -274,7 +274,7 @@ def _under(found: Sequence[Weights], key: str) -> tuple[Weights, list[Weights], 
     exact = [each for each in found if each.key == key]
     below = exact[:1] or [each for each in found if each.key.startswith(f"{key}.") or key in ("", ".")]
     if not any(each.tensors for each in below):
-        raise CheckpointError(f"has no tensors under {shown(key)}; it has {_listed([each.key for each in found])}")
+        raise CheckpointError(f"has no tensors under {quoted(key)}; it has {_listed([each.key for each in found])}")
     others = [each for each in found if each not in below]
     if exact:
         return exact[0], others, []
@@ -287,7 +287,7 @@ def _under(found: Sequence[Weights], key: str) -> tuple[Weights, list[Weights], 
 
 def _listed(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - _MOST_LISTED} more" if len(keys) > _MOST_LISTED else ""
-    return (", ".join(shown(key) for key in keys[:_MOST_LISTED]) or "nothing") + more
+    return (", ".join(quoted(key) for key in keys[:_MOST_LISTED]) or "nothing") + more
 
 
 def without_wrappers(tensors: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:

@@ -13,7 +13,7 @@ from tempbalance.cli.diagnose import diagnose_with_progress, is_same
 from tempbalance.diagnosis.allocation import TARGETS, Allocation, Target, allocate, check_target
 from tempbalance.diagnosis.text import aligned, as_json, cell
 from tempbalance.lab.methods import unknown
-from tempbalance.report.text import shown
+from tempbalance.report.text import short, shown
 from tempbalance.runlog import write_whole
 
 _FORMATS = ("table", "json")
@@ -88,7 +88,7 @@ def _as_table(found: Allocation, model: str) -> str:
     headings = ["layer", "shape", "alpha", *(name.removeprefix("num_") for name in columns)]
     names = ("name", "shape", "alpha", *columns)
     lines = [[cell(getattr(layer, name)) for name in names] for layer in found.layers]
-    return "\n".join([aligned([headings, *lines]), "", f"{shown(model)}: {_total(found)}", *_skipped(found)])
+    return "\n".join([aligned([headings, *lines]), "", f"{short(model)}: {_total(found)}", *_skipped(found)])
 
 
 def _total(found: Allocation) -> str:
@@ -109,6 +109,6 @@ def _skipped(found: Allocation) -> list[str]:
     for name, reason in found.skipped.items():
         names.setdefault(reason, []).append(name)
     return [
-        f"skipped: {shown(each[0]) if len(each) == 1 else f'{len(each)} layers'}: {shown(reason)}"
+        f"skipped: {short(each[0]) if len(each) == 1 else f'{len(each)} layers'}: {short(reason, 200)}"
         for reason, each in names.items()
     ]

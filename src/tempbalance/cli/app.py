@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tempbalance import __version__
 from tempbalance.cli.bench import bench
+from tempbalance.cli.data import data
 from tempbalance.cli.study import study
 from tempbalance.cli.terminal import answered, messages, out_folder, stoppable
 from tempbalance.lab.flags import LOGGING, RECIPE, RUN, with_recipe_options
@@ -22,6 +23,7 @@ from tempbalance.runlog import RunFolder
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(study, name="study")
+app.add_typer(data, name="data")
 app.command()(bench)
 
 
@@ -212,7 +214,7 @@ def diagnose(
         str, typer.Argument(help="A file (.safetensors, .pt, .pth, .bin, .ckpt, .npz, ...) or a folder.")
     ],
     against: Annotated[_Patterns, typer.Option(help="A later checkpoint to compare with; repeat for a series.")] = None,
-    tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
+    tail: Annotated[str, typer.Option(help="median, median_published, goodness_of_fit or peak.")] = "median",
     tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
     min_eigenvalues: Annotated[int, typer.Option(help="Layers with fewer are skipped.")] = 50,
     include: Annotated[_Patterns, typer.Option(help="Pattern of layer names to score, such as '*.mlp.*'.")] = None,
@@ -236,7 +238,7 @@ def diagnose(
     Nothing in the file is executed.
     """
     with answered():
-        from tempbalance.cli.diagnose import Output, colour, run
+        from tempbalance.cli.diagnose import Output, run
 
         output = Output(form=form, wide=wide, sort=sort, top=top, html=html, figures=figures)
         which = {
@@ -248,12 +250,7 @@ def diagnose(
             "key": key,
         }
         how = {"tail": tail, "tail_fraction": tail_fraction, "shuffle": shuffle}
-        text = run([checkpoint, *(against or [])], output, which, None if list_ else how, console=messages)
-        terminal = Console()
-        if terminal.is_terminal and form == "table":
-            terminal.print(colour(text), soft_wrap=True, highlight=False)
-        else:
-            typer.echo(text)
+        run([checkpoint, *(against or [])], output, which, None if list_ else how, console=messages)
 
 
 def _read_fused(given: list[str]) -> dict[str, int]:
@@ -288,7 +285,7 @@ def allocate(
         _Text,
         typer.Option(help="Layers whose names begin like this pattern, such as 'model.layers.*', share their mean."),
     ] = None,
-    tail: Annotated[str, typer.Option(help="median, goodness_of_fit or peak.")] = "median",
+    tail: Annotated[str, typer.Option(help="median, median_published, goodness_of_fit or peak.")] = "median",
     tail_fraction: Annotated[float, typer.Option(help="With median, how much of the spectrum is the tail.")] = 0.5,
     min_eigenvalues: Annotated[int, typer.Option(help="Skip layers with fewer.")] = 50,
     include: Annotated[_Patterns, typer.Option(help="Pattern of layer names to allocate to.")] = None,

@@ -34,8 +34,20 @@ def bench(
     threads: Annotated[_Number, typer.Option(min=1, help="Threads of torch; without it as torch has them.")] = None,
     device: Annotated[
         _Text,
-        typer.Option(help="Only compare scoring on this device, such as cuda, with copying its weights to the CPU."),
+        typer.Option(
+            help="Only compare scoring on this device, such as cuda, with copying its weights to the CPU; with "
+            "--estimate, solve there."
+        ),
     ] = None,
+    estimate: Annotated[
+        _File,
+        typer.Option(
+            metavar="CHECKPOINT-OR-CONFIG",
+            help="Only predict the cost of one balancing of this model, from its shapes and a short calibration. "
+            "A transformers config.json is enough.",
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="With --estimate, processes that share the work.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Small networks: a trial, whose times mean nothing.")] = False,
     out: Annotated[_File, typer.Option(help="Keep all seconds in a JSON file.")] = None,
     read: Annotated[_File, typer.Option(help="Measure nothing, show what --out kept.")] = None,
@@ -45,6 +57,9 @@ def bench(
     """Measure one balancing beside the published procedure, WeightWatcher and training."""
     with answered(), stoppable():
         _check_places(out, figure)
+        if estimate is not None:
+            _estimate(estimate, ranks, threads, device)
+            return
         if read is not None:
             from tempbalance.bench.results import read_results
 
@@ -65,6 +80,21 @@ def bench(
 
                 write_results(results, out)
             _show(results, markdown=markdown, figure=figure)
+
+
+def _estimate(path: Path, num_ranks: int, threads: int | None, device: str | None) -> None:
+    import torch
+
+    from tempbalance.bench.estimate import estimate, estimate_text, read_layers
+    from tempbalance.bench.measure import check_device
+
+    if device not in (None, "cpu"):
+        check_device(device)
+    layers = read_layers(path)
+    num_threads = threads or torch.get_num_threads()
+    found = estimate(layers, num_ranks=num_ranks, num_threads=num_threads, device=device or "cpu")
+    for line in estimate_text(found, num_ranks=num_ranks, num_threads=num_threads):
+        typer.echo(line)
 
 
 def _check_places(out: Path | None, figure: Path | None) -> None:

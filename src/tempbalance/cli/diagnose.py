@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -26,7 +27,7 @@ from tempbalance.diagnosis.text import (
     sort_rows,
 )
 from tempbalance.errors import CheckpointError
-from tempbalance.report.text import VERDICT_LOOKS, number, shown
+from tempbalance.report.text import VERDICT_LOOKS, number, short, shown
 from tempbalance.runlog import write_whole
 
 _MOST_REASONS = 12  # shown below a table before the others are only counted
@@ -72,8 +73,8 @@ def run(
     how: Mapping[str, Any] | None,
     *,
     console: Console,
-) -> str:
-    """Diagnose checkpoints, or list the tensors of one.
+) -> None:
+    """Diagnose checkpoints, or list the tensors of one; print the text, then write page and figures.
 
     Args:
         sources: One checkpoint, or several for a series, the earliest first.
@@ -81,9 +82,6 @@ def run(
         which: Options of `diagnose` that choose layers.
         how: The others; ``None`` lists the tensors of the first checkpoint instead.
         console: Where progress and messages go.
-
-    Returns:
-        The text for standard output.
 
     Raises:
         CheckpointError: If a checkpoint cannot be read, or none of its layers can be scored.
@@ -94,7 +92,7 @@ def run(
     if how is None and (len(sources) > 1 or output.is_of_one):
         raise ValueError("--list shows the tensors of one checkpoint as they are: it goes with no other option")
     if how is None:
-        return render_list(list_tensors(sources[0], **which), output.form)
+        return _print(render_list(list_tensors(sources[0], **which), output.form))
     if len(sources) > 1 and output.is_of_one:
         raise ValueError("--html, --figures, --sort, --top and --wide are about one checkpoint: not with --against")
     if output.html is not None or output.figures is not None:
@@ -103,9 +101,17 @@ def run(
     for each in diagnoses:
         _check_judged(each)
     if len(diagnoses) > 1:
-        return render_series(diagnoses, output.form)
+        return _print(render_series(diagnoses, output.form))
+    _print(render(diagnoses[0], output), is_coloured=output.form == "table")
     _write(diagnoses[0], output, console)
-    return render(diagnoses[0], output)
+
+
+def _print(text: str, *, is_coloured: bool = False) -> None:
+    terminal = Console()
+    if terminal.is_terminal and is_coloured:
+        terminal.print(colour(text), soft_wrap=True, highlight=False)
+    else:
+        typer.echo(text)
 
 
 def is_same(page: Path, source: str) -> bool:
@@ -119,14 +125,14 @@ def diagnose_with_progress(source: str, options: Mapping[str, Any], console: Con
     """Diagnose behind a progress bar, and print the notes about the file."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(shown(Path(source).name).replace("[", "("), total=None)
+        task = bar.add_task(short(Path(source).name).replace("[", "("), total=None)
 
         def progress(num_done: int, num_all: int) -> None:
             bar.update(task, completed=num_done, total=num_all)
 
         diagnosis = diagnose(source, **options, progress=progress)
     for note in diagnosis.notes:
-        _say(console, f"{shown(diagnosis.model)}: {shown(note)}")
+        _say(console, f"{short(diagnosis.model)}: {short(note, 300)}")
     return diagnosis
 
 
@@ -138,7 +144,7 @@ def _check_judged(diagnosis: Diagnosis) -> None:
     """Refuse a checkpoint of which no layer has a verdict."""
     if diagnosis.judged:
         return
-    raise CheckpointError(f"{shown(diagnosis.model)}: {diagnosis.why_none_is_scored()}")
+    raise CheckpointError(f"{short(diagnosis.model)}: {diagnosis.why_none_is_scored()}")
 
 
 def _write(diagnosis: Diagnosis, output: Output, console: Console) -> None:
@@ -149,12 +155,12 @@ def _write(diagnosis: Diagnosis, output: Output, console: Console) -> None:
 
         page = diagnosis_page(diagnosis.diagnoses, **about, summary=diagnosis.summary())
         write_whole(output.html, page.encode())
-        _say(console, f"page: {output.html}")
+        _say(console, f"page: {shown(output.html)}")
     if output.figures is not None:
         from tempbalance.report import diagnosis_charts, save_figures
 
         for path in save_figures(diagnosis_charts(diagnosis.diagnoses, **about), output.figures):
-            _say(console, f"figure: {path}")
+            _say(console, f"figure: {shown(path)}")
 
 
 def render(diagnosis: Diagnosis, output: Output) -> str:
@@ -184,14 +190,14 @@ def _summary(diagnosis: Diagnosis) -> list[str]:
         for label, name in (("alpha", "alpha"), ("alpha over random", "alpha_over_random"))
         if summary[name] is not None
     )
-    lines = [summary["advice"], f"{shown(diagnosis.model)}, tail {diagnosis.tail}: {verdicts}; mean {means}"]
+    lines = [summary["advice"], f"{short(diagnosis.model)}, tail {diagnosis.tail}: {verdicts}; mean {means}"]
     reasons: dict[str, list[str]] = {}
     for row in diagnosis.diagnoses:
         if not row.verdict:
             reasons.setdefault(row.reason, []).append(row.name)
     for reason, names in list(reasons.items())[:_MOST_REASONS]:
-        which = shown(names[0]) if len(names) == 1 else f"{shown(names[0])} and {len(names) - 1} more"
-        lines.append(f"skipped: {which}: {shown(reason)}")
+        which = short(names[0]) if len(names) == 1 else f"{short(names[0])} and {len(names) - 1} more"
+        lines.append(f"skipped: {which}: {short(reason, 200)}")
     if len(reasons) > _MOST_REASONS or diagnosis.others:
         num_others = sum(map(len, list(reasons.values())[_MOST_REASONS:])) + len(diagnosis.others)
         lines.append(f"skipped: {num_others} other tensors (biases, normalisation, ...), --list shows them")
@@ -207,7 +213,7 @@ def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
     """
     if form == "json":
         return as_json(to_dict(diagnoses))
-    models = [shown(each.model) for each in diagnoses]
+    models = [short(each.model) for each in diagnoses]
     if len(set(models)) < len(models):  # as checkpoints of one run in several folders have
         models = [f"{name} {place}" for place, name in enumerate(models, 1)]
     headings = ["layer", "shape", *(f"alpha {name}" for name in models), "change", "distance", "relative distance"]
@@ -224,5 +230,8 @@ def render_list(notes: Sequence[TensorNote], form: Format) -> str:
     if form == "json":
         return as_json([{**vars(note), "shape": list(note.shape)} for note in notes])
     headings = ["key", "tensor", "shape", "dtype", "layer", "skipped"]
-    lines = [list(map(cell, (note.key, note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes]
+    written = cell if form == "table" else exact
+    lines = [
+        list(map(written, (note.key, note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes
+    ]
     return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])

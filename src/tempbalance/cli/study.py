@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -58,9 +59,12 @@ def list_() -> None:
         for each in all_studies().values():
             figures = ", ".join(each.figures)
             counts = [str(each.num_runs(preset)) for preset in PRESETS.values()]
+            if (theirs := str(each.num_runs(PRESETS["paper"], only_paper=True))) != counts[0]:
+                counts[0] = f"{theirs} of {counts[0]}"
             table.add_row(each.name, each.varies + (f" ({figures})" if figures else ""), *counts)
         Console().print(table)
-        typer.echo("Numbers are runs in each preset.")
+        typer.echo("Numbers are runs in each preset. “100 of 200” says how many of them the paper trained:")
+        typer.echo("study run --only-paper runs just these, and --dry-run lists them.")
         for preset in PRESETS.values():
             typer.echo(f"{preset.name}: {preset.about}")
 
@@ -70,6 +74,9 @@ def run(
     names: _Names,
     preset: _Preset = "laptop",
     only: _Only = None,
+    only_paper: Annotated[
+        bool, typer.Option("--only-paper", help="Skip settings that the paper did not train.", rich_help_panel=DATA)
+    ] = False,
     dataset: _Dataset = None,
     out: _Out = None,
     dry_run: Annotated[
@@ -95,7 +102,15 @@ def run(
     ray: Annotated[bool, typer.Option("--ray", help="Start or join a Ray cluster.", rich_help_panel=CLUSTER)] = False,
     ray_address: Annotated[_Text, typer.Option(help="Address of the cluster to join.", rich_help_panel=CLUSTER)] = None,
     cpus: Annotated[float, typer.Option(min=0, help="CPUs per run.", rich_help_panel=CLUSTER)] = 1,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs per run.", rich_help_panel=CLUSTER)] = 0,
+    gpus: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            min=0,
+            help="GPUs per run; a fraction shares one among small runs.",
+            show_default="1 if there are any",
+            rich_help_panel=SWEEP,
+        ),
+    ] = None,
     fetch: Annotated[
         bool,
         typer.Option("--fetch", help="Fetch results from machines that do not share --out.", rich_help_panel=CLUSTER),
@@ -103,17 +118,17 @@ def run(
 ) -> None:
     """Train the runs of studies. Complete runs are skipped, interrupted ones resume, and studies share runs."""
     with answered("cluster" if ray or ray_address else "lab"), stoppable():
-        from tempbalance.lab.executors.local import local_pool
         from tempbalance.lab.study import jobs_of_all, totals_text
         from tempbalance.lab.sweep import check_data, check_settings, raise_failures, train_all, unfit
 
         check_settings(device, precision)
-        studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
+        studies, size, chosen, folder = _chosen(names, preset, only, dataset, out, only_paper=only_paper)
         jobs = jobs_of_all(chosen, studies, size, folder)
         settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
         settings |= {"log_every": 10, "tensorboard": False}
+        on_ray = {"num_cpus": cpus, "address": ray_address, "fetch": fetch} if ray or ray_address else None
         if dry_run:
-            _print_plan(studies, size, chosen, folder, local_pool(settings, num_workers=workers).num_slots)
+            _print_plan(studies, size, chosen, folder, _executor(settings, workers, gpus, on_ray))
             return
         check_data(jobs)
         failures = unfit(jobs, precision=precision)
@@ -125,11 +140,7 @@ def run(
         for part, num_workers in ((others, workers), (timed, 1)):
             if not part:
                 continue
-            executor: Executor
-            if ray or ray_address:
-                executor = _cluster(settings, num_cpus=cpus, num_gpus=gpus, address=ray_address, fetch=fetch)
-            else:
-                executor = local_pool(settings, num_workers=num_workers)
+            executor = _executor(settings, num_workers, gpus, on_ray)
             failures |= train_all(part, executor, messages, retries=retries)
         for each in studies:
             if each.evaluate is not None:
@@ -138,14 +149,26 @@ def run(
         _print_next(names, preset, only, dataset, out)
 
 
-def _cluster(settings: Settings, **options: Any) -> Executor:
+def _executor(
+    settings: Settings, num_workers: int | None, gpus: float | None, on_ray: dict[str, Any] | None
+) -> Executor:
+    if on_ray is None:
+        from tempbalance.lab.executors.local import local_pool
+
+        return local_pool(settings, num_workers=num_workers, gpus=gpus)
     from tempbalance.lab.executors.ray import Cluster
 
-    return Cluster(settings, **options)
+    return Cluster(settings, num_gpus=gpus, **on_ray)
 
 
 def _chosen(
-    names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None
+    names: list[str],
+    preset: str,
+    only: list[str] | None,
+    dataset: str | None,
+    out: str | None,
+    *,
+    only_paper: bool = False,
 ) -> tuple[list[Study], Preset, dict[str, list[Point]], Path]:
     """Return the studies, the preset, the points of each study and the folder of runs."""
     from tempbalance.lab.points import find_preset
@@ -153,16 +176,19 @@ def _chosen(
 
     size = find_preset(preset, dataset=dataset)
     studies = [find_study(name) for name in dict.fromkeys(names)]
-    chosen = {each.name: each.choose(size, read_only(only or [])) for each in studies}
+    chosen = {each.name: each.choose(size, read_only(only or []), only_paper=only_paper) for each in studies}
     return studies, size, chosen, out_folder(out, Path("runs") / "studies")
 
 
 def _print_plan(
-    studies: list[Study], size: Preset, chosen: dict[str, list[Point]], folder: Path, num_slots: int
+    studies: list[Study], size: Preset, chosen: dict[str, list[Point]], folder: Path, executor: Executor
 ) -> None:
     from tempbalance.lab.progress import Times, time_text
     from tempbalance.lab.study import jobs_of_all, known_jobs, plan_table, totals_text
+    from tempbalance.lab.sweep import disk_text
 
+    num_slots, where = executor.num_slots, executor.place_text
+    executor.close()
     console = _wide()
     for each in studies:
         console.print(plan_table(each, size, chosen[each.name], folder))
@@ -171,6 +197,9 @@ def _print_plan(
     typer.echo(totals_text(jobs))
     typer.echo(f"{len(jobs) - len(left)} complete in {folder}, {len(left)} to run: ", nl=False)
     typer.echo(time_text(Times(known_jobs(folder)), left, num_slots))
+    typer.echo(where)
+    if left:
+        typer.echo(disk_text(left, folder, num_slots))
 
 
 def _wide() -> Console:
@@ -195,10 +224,14 @@ def status(
     dataset: _Dataset = None,
     out: _Out = None,
 ) -> None:
-    """Show how many runs are done, running, failed and left, from any terminal at any time."""
+    """Show how many runs are done, running, failed and left, the pace and the expected end, from any terminal.
+
+    Only folders are read, so that the sweep may run on other machines that share them.
+    """
     with answered("lab"):
         from tempbalance.lab.progress import Times, count_text, running_table, time_text
         from tempbalance.lab.study import jobs_of_all, known_jobs
+        from tempbalance.lab.sweep import log_of, pace_text
 
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
         jobs = jobs_of_all(chosen, studies, size, folder)
@@ -209,12 +242,15 @@ def status(
         left = [job for job, state in states.items() if state in ("running", "left")]
         if begun := [job for job in left if job not in running and job.num_finished]:
             typer.echo(f"{len(begun)} of those left {'is' if len(begun) == 1 else 'are'} begun and will resume")
+        done = [job for job, state in states.items() if state == "done"]
+        if pace := pace_text(done, len(left), now=time.time()) if running or not left else "":
+            typer.echo(pace)
         if left:
             typer.echo(time_text(Times(known_jobs(folder)), left, max(1, len(running))))
         if running:
             console.print(running_table(running, jobs))
         for job in (job for job, state in states.items() if state == "failed"):
-            typer.echo(f"{job.folder.name} failed: {job.failure} (traceback in {job.folder / 'failure.txt'})")
+            typer.echo(f"{job.folder.name} failed: {job.failure} (log: {log_of(job)})")
 
 
 @study.command()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tempbalance.report.text import shown
+from tempbalance.report.text import short
 
 messages = Console(stderr=True)
 
@@ -70,7 +70,7 @@ def answered(extra: str = "report") -> Iterator[None]:
         is_ours = type(err).__module__.startswith("tempbalance")
         if not is_ours and not isinstance(err, ValueError | TypeError | OSError):
             raise
-        messages.print(f"error: {shown(err)}", style="red", markup=False, soft_wrap=True, highlight=False)
+        messages.print(f"error: {short(err, 1000)}", style="red", markup=False, soft_wrap=True, highlight=False)
         if type(err).__name__ == "InterruptedRunError":
             sys.exit(130)
         sys.exit(2 if isinstance(err, ValueError | TypeError) and not is_ours else 1)

@@ -12,7 +12,7 @@ import torch
 
 from tempbalance.diagnosis.diagnose import Diagnosis
 from tempbalance.model.layers import Layer
-from tempbalance.report.text import shown
+from tempbalance.report.text import short
 
 _MOST_NAMED = 5  # layers that an error names before it only counts them
 
@@ -68,7 +68,7 @@ def pair_layers(
     alone = [name for name in alone if required is None or name in required]
     if alone:
         more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
-        names = ", ".join(map(shown, alone[:_MOST_NAMED]))
+        names = ", ".join(map(short, alone[:_MOST_NAMED]))
         raise ValueError(f"each layer must have a partner in the other model, got none for {names}{more}")
     return paired
 
@@ -85,8 +85,8 @@ def _pair_by_prefix(first: Sequence[str], second: Sequence[str], required: Colle
     renamed += [{name: name.removeprefix(prefix) for name in first if name.startswith(prefix)} for prefix in taken]
     fitting = [each for each in renamed if all(each.get(name) in known for name in needed)]
     if len(fitting) > 1 and fitting[0][start] != start:
-        partners = " and ".join(shown(each[start]) for each in fitting[:2])
-        raise ValueError(f"each layer must have one partner in the other model, {shown(start)} has {partners}")
+        partners = " and ".join(short(each[start]) for each in fitting[:2])
+        raise ValueError(f"each layer must have one partner in the other model, {short(start)} has {partners}")
     return {name: other for name, other in fitting[0].items() if other in known} if fitting else {}
 
 
@@ -124,13 +124,13 @@ def _check_unique(pairs: dict[str, list[str]]) -> None:
     """Refuse a name with several partners."""
     for name, found in pairs.items():
         if len(found) > 1:
-            partners = " and ".join(map(shown, found[:2]))
-            raise ValueError(f"each layer must have one partner in the other model, {shown(name)} has {partners}")
+            partners = " and ".join(map(short, found[:2]))
+            raise ValueError(f"each layer must have one partner in the other model, {short(name)} has {partners}")
     of_second: dict[str, str] = {}
     for name, (other,) in pairs.items():
         if other in of_second:
-            both = f"{shown(of_second[other])} and {shown(name)}"
-            raise ValueError(f"each layer must have one partner in the other model, {shown(other)} has {both}")
+            both = f"{short(of_second[other])} and {short(name)}"
+            raise ValueError(f"each layer must have one partner in the other model, {short(other)} has {both}")
         of_second[other] = name
 
 

@@ -150,8 +150,9 @@ def diagnose(
     Args:
         model: A module, names with tensors, or the path of a checkpoint (`read_checkpoint` says which); nothing that a
             file contains is run.
-        tail: ``median``, the paper's, ``goodness_of_fit``, WeightWatcher's, or ``peak``, as in `fit_tail`.
-        tail_fraction: With ``median``, how many of the eigenvalues are the tail.
+        tail: ``median``, the paper's, ``median_published``, its code's, ``goodness_of_fit``, WeightWatcher's, or
+            ``peak``, as in `fit_tail`.
+        tail_fraction: With a median, how many of the eigenvalues are the tail.
         min_eigenvalues: Layers with fewer are skipped; 50 as in training. For LoRA products it is 8.
         include: Patterns of layer names; without any, all layers.
         exclude: Patterns of layer names to skip.

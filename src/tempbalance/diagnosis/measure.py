@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tempbalance.errors import ScoreError, TailError, TempBalanceError
+from tempbalance.errors import CheckpointError, ScoreError, TailError, TempBalanceError
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.scoring import Job, Scoring, jobs_of, make_row, solve
 from tempbalance.ranking.table import DiagnosisRow
@@ -139,6 +139,8 @@ class Measuring:
         self.measured[job] = _Measured(values.tolist(), scores, edge, num_beyond, is_flat)
 
     def _refuse(self, job: Job, error: TempBalanceError) -> None:
+        if isinstance(error, CheckpointError):  # broken, or changed while it was read: not one layer's error
+            raise error
         job.reason = str(error)
 
     def shuffle(self) -> None:
@@ -149,15 +151,17 @@ class Measuring:
     def _shuffle_calls(self) -> Iterator[Call]:
         jobs = [job for job, measured in self.measured.items() if measured.edge is not None and job.fit is not None]
         for layer, run in groupby(jobs, lambda job: job.layer):
+            of_layer = list(run)
             weight = layer.weight()
-            for job in run:
-                part = job.cut(weight)[job.index]
+            parts = of_layer[0].cut(weight)
+            for job in of_layer:
+                part = parts[job.index]
                 # the weight, a part's shuffled copy, the order (blocks of 2^25) or a float32 copy, two Gram matrices
                 num_bytes = weight.nbytes + part.slices.nbytes + 8 * min(part.slices.numel(), 2**25)
                 num_bytes += 8 * part.num_eigenvalues * min(part.slices.shape[1:])
                 yield Call(partial(_shuffle, job, part, self.measured[job]), num_bytes)
                 del part
-            del weight
+            del weight, parts
 
     def rows(self) -> list[DiagnosisRow]:
         """The rows."""
@@ -221,7 +225,7 @@ def _upper_stderr(jobs: Sequence[Job]) -> float:
 
 def _shuffle(job: Job, part: Part, measured: _Measured) -> None:
     assert measured.edge is not None
-    seed = zlib.crc32(f"{job.layer.name} {job.index}".encode())
+    seed = zlib.crc32(f"{job.layer.name} {job.index}".encode("utf-8", "surrogatepass"))
     measured.num_shuffled = count_beyond_shuffled(part, edge=measured.edge, seed=seed)
 
 

@@ -10,10 +10,12 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from tempbalance.ranking.table import DiagnosisRow
-from tempbalance.report.text import number, short, shown
+from tempbalance.report.text import number, short
 
 Format = Literal["table", "json", "csv"]
 WIDTH = 100  # characters of a table that is not asked to be wide
+_MOST_TEXT = 160  # characters of a name or reason; JSON has whole names
+_FORMULA = ("=", "+", "-", "@")
 _LEAST_NAME = 24
 _NARROW = {"layer": "name", "shape": "shape", "alpha": "alpha", "/ random": "alpha_over_random", "verdict": "verdict"}
 _WIDE = {  # heading of the table: attribute of the row
@@ -43,7 +45,7 @@ def layer_text(rows: Sequence[DiagnosisRow], *, wide: bool = False) -> str:
 
     Args:
         rows: The rows to show.
-        wide: Show every column and whole names; otherwise lines have at most 100 characters, long names are cut.
+        wide: Show every column; otherwise lines have at most 100 characters, long names are cut.
     """
     columns = _WIDE if wide else _NARROW
     lines = [[_cell_of(row, name) for name in columns.values()] for row in rows]
@@ -88,15 +90,19 @@ def sort_rows(rows: Sequence[DiagnosisRow], sort: str, *, top: int | None = None
 
 
 def cell(value: Any) -> str:
-    """Return a value in short: no control character, four digits."""
+    """Return a value in short: text without control characters and cut, numbers with four digits."""
     if isinstance(value, tuple):
         return " x ".join(map(str, value))
-    return shown(value) if isinstance(value, str) else number(value)
+    return number(value) if not isinstance(value, str) else short(value, _MOST_TEXT) if value else ""
 
 
 def exact(value: Any) -> str:
-    """Return a value with all its digits."""
-    return cell(value) if value is None or isinstance(value, str | tuple) else repr(value)
+    """Return a value for CSV: numbers with all digits, and text that no spreadsheet takes for a formula."""
+    if value is None or isinstance(value, tuple):
+        return cell(value)
+    if not isinstance(value, str):
+        return repr(value)
+    return f"'{cell(value)}" if value.startswith(_FORMULA) else cell(value)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

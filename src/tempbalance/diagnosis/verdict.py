@@ -10,7 +10,8 @@ from statistics import fmean, median
 from typing import Any, Literal, get_args
 
 from tempbalance.ranking.table import DiagnosisRow
-from tempbalance.report.text import number, shown
+from tempbalance.report.text import number, short
+from tempbalance.spectral.tail import FIXED_TAILS
 
 Verdict = Literal["random-like", "under-trained", "typical", "strongly correlated", "cannot tell"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -58,10 +59,10 @@ def judge(rows: Sequence[DiagnosisRow], *, tail: str = "median") -> list[Diagnos
     ratios = [row.alpha_over_random for row in first if row.verdict in ("", "under-trained") and row.spectra]
     known = [ratio for ratio in ratios if ratio is not None]
     others = None
-    if len(known) >= (_LEAST_LAYERS if tail == "median" else _LEAST_SEARCHED):
+    if len(known) >= (_LEAST_LAYERS if tail in FIXED_TAILS else _LEAST_SEARCHED):
         middle = median(known)
         others = _Others(middle, max(_LEAST_SPREAD, 1.4826 * median(abs(ratio - middle) for ratio in known)))
-    scatter = 0.0 if tail == "median" else _SEARCH_SCATTER
+    scatter = 0.0 if tail in FIXED_TAILS else _SEARCH_SCATTER
     return [_judge_beside(row, others, scatter) if row.spectra and not row.verdict else row for row in first]
 
 
@@ -162,4 +163,4 @@ def advise(rows: Sequence[DiagnosisRow]) -> str:
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
     more = f" and {number(len(names) - most)} more" if len(names) > most else ""
-    return ", ".join(map(shown, names[:most])) + more
+    return ", ".join(map(short, names[:most])) + more

@@ -7,6 +7,7 @@ process has only the results that it solved itself.
 from __future__ import annotations
 
 import os
+from dataclasses import asdict, dataclass
 from threading import Event, Thread, main_thread
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from tempbalance.execution.distributed import SharedScoring, describe, rebuild
 from tempbalance.execution.inline import Inline
 from tempbalance.model.layers import Layer
-from tempbalance.ranking.table import LayerRow
+from tempbalance.ranking.table import LayerRow, from_plain
 from tempbalance.spectral.workers import multiplies_in_full
 
 
@@ -88,6 +89,15 @@ class _UnwantedError(Exception):
     """The outcome is no longer wanted."""
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """A scoring that is done, as it is saved."""
+
+    due: int
+    rows: tuple[LayerRow, ...]
+    error: tuple[str, ...] | None
+
+
 class Pending:
     """Copies of the weights, and the thread that solves this process' share. Once copied or saved, it is solved."""
 
@@ -144,13 +154,12 @@ class Pending:
                 rows = self._rows_alone(self._scoring)
             except Exception as err:
                 error = err
-        described = None if error is None else list(describe(error))
-        return {"due": self.due, "rows": [row.to_dict() for row in rows], "error": described}
+        return asdict(_Outcome(self.due, tuple(rows), None if error is None else describe(error)))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.due, self._scoring = state["due"], None
-        self._rows = [LayerRow.from_dict(row) for row in state["rows"]]
-        self._error = None if state["error"] is None else rebuild(*state["error"])
+        saved = from_plain(_Outcome, state, "the state's scoring")
+        self.due, self._scoring, self._rows = saved.due, None, list(saved.rows)
+        self._error = None if saved.error is None else rebuild(saved.error)
 
     def _join(self) -> None:
         """Wait for this process' share; raise what went wrong with it."""

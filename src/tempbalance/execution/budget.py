@@ -18,15 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tempbalance.errors import check_finite
 from tempbalance.execution.distributed import Choose, SharedScoring, find_ranks
 from tempbalance.execution.inline import Inline
 from tempbalance.model.layers import Layer
 from tempbalance.model.sharded import is_dtensor
-from tempbalance.ranking.table import LayerRow
+from tempbalance.ranking.table import LayerRow, from_plain
 
 _NUM_SAMPLED = 4096  # entries of a parameter, by which its change is measured
 _SCATTER = 2654435761  # a prime: its multiples lie all over a weight, whatever the sizes of that
 _MEMORY = 0.8  # what an earlier scoring counts beside the next when costs are predicted
+_STATE = "the state's budget"
 clock = time.perf_counter
 
 
@@ -148,7 +150,7 @@ class Budgeted(Inline):
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Continue with saved accounts."""
-        self._books = Books(**(state or {}))
+        self._books = Books() if state is None else from_plain(Books, check_finite(state, _STATE), _STATE)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_books": Books(**self.state())}

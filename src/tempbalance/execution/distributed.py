@@ -66,7 +66,7 @@ class Ranks:
         check_equal([call for call, _, _ in answers], "the processes must make the same calls in the same order")
         for rank, (_, error, _) in enumerate(answers):
             if error is not None:
-                raise caught if rank == self.rank and caught is not None else rebuild(*error)
+                raise caught if rank == self.rank and caught is not None else rebuild(error)
         return [value for _, _, value in answers]
 
 
@@ -120,8 +120,9 @@ def describe(error: Exception) -> tuple[str, str]:
     return type(error).__name__, str(error)
 
 
-def rebuild(name: str, sentence: str) -> Exception:
+def rebuild(described: Sequence[str]) -> Exception:
     """Return the error again; an error of a type that is not known here becomes a RuntimeError with its name."""
+    name, sentence = described
     kind = {each.__name__: each for each in _KNOWN}.get(name)
     return kind(sentence) if kind is not None else RuntimeError(f"{name}: {sentence}")
 

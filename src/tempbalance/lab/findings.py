@@ -12,7 +12,7 @@ from typing import Any
 
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.names import ACCURACY, Measure, pretty
-from tempbalance.lab.paper.rows import PaperResult
+from tempbalance.lab.paper import PaperResult
 from tempbalance.lab.points import NAMED, Point, Preset, cell_key
 from tempbalance.lab.recipe import find_kind
 from tempbalance.report.statistics import Paired, paired, verdict_text

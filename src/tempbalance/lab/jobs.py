@@ -1,9 +1,12 @@
-"""Runs that are to be trained: which folder is whose, where each stands, and who trains them."""
+"""Runs of a sweep: the folder and state of each, how one ended, and why it failed."""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Sequence
+import re
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from tempbalance.lab.recipe import BaseRecipe, recipe_dict
 from tempbalance.lab.runs import finished
 from tempbalance.runlog import Line, RunFolder, RunFolderError, is_locked, write_whole
 
-ASKED, CLAIM, FAILURE = "asked.json", "claim.lock", "failure.txt"
+ASKED, CLAIM, FAILURE, OUTPUT = "asked.json", "claim.lock", "failure.txt", "output.txt"
 State = Literal["done", "running", "failed", "left"]
 
 
@@ -83,18 +86,76 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process' work on a job has ended.
+    """How a process ended its work on a job.
 
     Attributes:
-        job: Which.
-        state: ``done``; ``failed``, with a traceback in the folder; ``busy`` where another process trains it; ``died``
-            if the process did.
+        job: The job.
+        state: ``done``; ``failed``, with a traceback in the folder; ``retry`` after a failure that may pass; ``busy``
+            where another process trains it; ``died`` if the process did.
         message: What it said.
     """
 
     job: Job
-    state: Literal["done", "failed", "busy", "died"]
+    state: Literal["done", "failed", "retry", "busy", "died"]
     message: str = ""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A kind of failure.
+
+    Attributes:
+        name: In words.
+        is_transient: Whether the same run may succeed later without anybody's help.
+    """
+
+    name: str
+    is_transient: bool
+
+
+MEMORY, DISK = Cause("out of memory", is_transient=True), Cause("the disk is full", is_transient=False)
+DOWNLOAD, STALE = Cause("a download failed", is_transient=True), Cause("a network file is stale", is_transient=True)
+_ERRNOS = {errno.ENOSPC: DISK, errno.EDQUOT: DISK, errno.ENOMEM: MEMORY}
+_ERRNOS |= dict.fromkeys((errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN), STALE)
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE)
+
+
+def find_cause(error: BaseException) -> Cause | None:
+    """Return the kind of a failure that is not the run's own, from the error and those that led to it."""
+    from tempbalance.lab.download import DownloadError
+
+    for each in _chain(error):
+        if isinstance(each, DownloadError):
+            return DOWNLOAD
+        if isinstance(each, OSError) and each.errno in _ERRNOS:
+            return _ERRNOS[each.errno]
+        if isinstance(each, MemoryError) or (isinstance(each, RuntimeError) and _NO_MEMORY.search(str(each))):
+            return MEMORY
+    return None
+
+
+def failure_of(folder: Path, error: Exception) -> tuple[Literal["failed", "retry"], str]:
+    """Return the state and the message of a run that ends with an error; keep the traceback of one that failed."""
+    cause = find_cause(error)
+    message = " ".join(str(error).split()) or type(error).__name__
+    if cause is not None:
+        where = "" if str(folder) in message else f" ({folder})"
+        message = f"{cause.name}: {message}{where}"
+        if cause.is_transient:
+            return "retry", message
+    trace = "".join(traceback.format_exception(error))
+    with suppress(OSError):  # a full disk does not take it; the message is returned all the same
+        write_whole(folder / FAILURE, f"{trace}{message if cause else ''}".encode())
+    return "failed", message
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    found: BaseException | None = error
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or found.__context__
 
 
 class Executor(Protocol):
@@ -102,16 +163,42 @@ class Executor(Protocol):
 
     @property
     def num_slots(self) -> int:
-        """How many at a time."""
+        """Number of jobs that train at a time."""
+
+    @property
+    def num_ahead(self) -> int:
+        """Number of jobs to start beyond that, which wait for room."""
+
+    @property
+    def place_text(self) -> str:
+        """Where runs are trained, and with what."""
 
     def start(self, job: Job) -> None:
-        """Begin, or go on with, a job."""
+        """Begin or resume a job."""
 
     def ended(self) -> Sequence[Ended]:
-        """The jobs that have ended since the last call; does not wait."""
+        """Return the jobs that have ended since the last call, without waiting."""
 
     def close(self) -> None:
-        """Stop whatever is running."""
+        """Stop all jobs."""
 
 
-Settings = dict[str, Any]  # of a process that trains: device, precision, threads, cache, log_every, tensorboard
+# of a process that trains: device, devices, precision, threads, cache, log_every, tensorboard
+Settings = dict[str, Any]
+
+
+def check_gpus(gpus: float) -> None:
+    """Refuse a number of GPUs for each run that is neither a whole number nor a fraction of one.
+
+    Raises:
+        ValueError: With the value.
+    """
+    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        raise ValueError(f"gpus must be a fraction of one GPU or a whole number, got {gpus:g}")
+
+
+def with_gpus(settings: Settings, gpus: float) -> Settings:
+    """Return the settings of a run that has this number of GPUs."""
+    if not gpus:
+        return {**settings, "device": "cpu" if settings["device"] == "auto" else settings["device"]}
+    return {**settings, "devices": int(gpus)} if gpus > 1 else settings

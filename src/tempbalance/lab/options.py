@@ -18,7 +18,7 @@ NUM_IMAGES = {
     "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032), "tiny_imagenet": (100_000, 10_000),
 }  # fmt: skip
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "vgg19", "wrn16_8", "wrn28_6", "mlp")
-TAILS = ("median", "goodness_of_fit", "peak")
+TAILS = ("median", "median_published", "goodness_of_fit", "peak")
 SCORES = (
     "alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_rank", "frobenius_norm", "entropy",
 )  # fmt: skip

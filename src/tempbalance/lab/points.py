@@ -12,9 +12,7 @@ from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.names import pretty
 from tempbalance.lab.options import DATASETS, NUM_IMAGES
-from tempbalance.lab.paper.rows import BETTER, PaperResult, PaperRow
-from tempbalance.lab.paper.statements import stated
-from tempbalance.lab.paper.tables import paper_tables
+from tempbalance.lab.paper import BETTER, PaperResult, PaperRow, paper_tables, stated
 from tempbalance.lab.recipe import SEEDS, BaseRecipe, make_recipe
 
 NAMED = ("dataset", "model", "method")
@@ -93,6 +91,7 @@ class Point:
         paper: The paper's result for the cell.
         is_best: Whether the paper's result belongs to this point of the grid.
         stands_for: The paper's dataset that is replaced, if any.
+        is_paper: Whether the paper trained it, in the preset ``paper``.
     """
 
     cell: Mapping[str, Any]
@@ -100,6 +99,7 @@ class Point:
     paper: PaperResult | None = None
     is_best: bool = False
     stands_for: str | None = None
+    is_paper: bool = True
 
     def recipe(self, seed: int) -> BaseRecipe:
         """Return the recipe with a seed."""
@@ -107,7 +107,8 @@ class Point:
 
     def settings_text(self, skip: Container[str] = NAMED) -> str:
         """List the searched and varied options that the method uses, without the labels to skip."""
-        found = {name: self.options[name] for name in _SEARCHED if name in self.options} | dict(self.cell)
+        varied = {name: value for name, value in self.cell.items() if value != self.cell["method"]}
+        found = {name: self.options[name] for name in _SEARCHED if name in self.options} | varied
         unused = self.recipe(0).unused
         used = {name: value for name, value in found.items() if name not in skip and name not in unused}
         return ", ".join(f"{name} {pretty(value)}" for name, value in used.items())
@@ -124,6 +125,7 @@ class Grid:
         best: Whether to train only the point of each line whose result the paper reports.
         vary: An option and its values, each a cell; the paper's result belongs to the first value.
         stated: More points on CIFAR-100: a network, a method and the statement that has its learning rates.
+        beside: Points of a baseline. The labels that it lacks have its method as their value.
         stand_ins: Replacements of the paper's data in small presets; other data are skipped there.
         smoke: Networks of the smallest preset; empty for all.
     """
@@ -136,11 +138,16 @@ class Grid:
     best: bool = False
     vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     stated: Sequence[tuple[str, str, str]] = ()
+    beside: Grid | None = None
     stand_ins: Mapping[str, str] = field(default_factory=lambda: DIGITS)
     smoke: tuple[str, ...] = ()
 
     def __call__(self, preset: Preset) -> list[Point]:
         """Return the points of a preset."""
+        return reduced(self.paper_points(), preset, self.stand_ins, models=self.smoke)
+
+    def paper_points(self) -> list[Point]:
+        """Return the points in the paper's size."""
         wanted = {"dataset": self.datasets, "model": self.models, "method": self.methods}
         found = []
         for row in paper_tables()[self.table].rows:
@@ -151,7 +158,17 @@ class Grid:
             found = [_with_value(point, name, value, values[0]) for point in found for value in values]
         for each in self.stated:
             found += _stated_points(*each)
-        return reduced(found, preset, self.stand_ins, models=self.smoke)
+        return found + (beside(found, self.beside.paper_points()) if self.beside is not None else [])
+
+
+def beside(points: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
+    """Return the baseline's points on the same networks, with all labels of the points."""
+    networks = [(point.cell["dataset"], point.cell["model"]) for point in points]
+    return [
+        replace(point, cell={**dict.fromkeys(points[0].cell, point.cell["method"]), **point.cell})
+        for point in baseline
+        if (point.cell["dataset"], point.cell["model"]) in networks
+    ]
 
 
 def _table_point(row: PaperRow, options: Mapping[str, Any], cells: Sequence[str]) -> Point:
@@ -169,11 +186,16 @@ def _with_value(point: Point, name: str, value: Any, first: Any) -> Point:
 
 
 def _stated_points(model: str, method: str, statement: str) -> list[Point]:
-    """Return a point for each learning rate that the text states; the lab's default is taken as the best."""
+    """Return a point for each learning rate that the text states, with the lab's default as the best.
+
+    AdamW and AdamP, for which the paper states no rates, are not the paper's.
+    """
     names = {"dataset": "cifar100", "model": model, "method": method}
     usual = ImageRecipe(method=method).lr
+    is_paper = method not in ("adamw", "adamp")
     return [
-        Point(names, {**common_settings(), **names, "lr": rate}, is_best=rate == usual) for rate in stated(statement)
+        Point(names, {**common_settings(), **names, "lr": rate}, is_best=rate == usual, is_paper=is_paper)
+        for rate in stated(statement)
     ]
 
 
@@ -210,6 +232,7 @@ class Variants:
                 options={"method": "tb", **point.options, **small, **self.options[name]},
                 paper=None,
                 is_best=False,
+                is_paper=False,
             )
             for point in best(preset)
             for name in names[: 3 if preset.name == "smoke" else None]

@@ -23,10 +23,10 @@ from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.names import pretty
-from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.paper import paper_statements
 from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.recipe import SEEDS, make_recipe
-from tempbalance.report.tables import Report
+from tempbalance.report.tables import Entry, Report
 from tempbalance.runlog import RunFolder, RunFolderError
 
 _COLUMNS = {"data": "dataset", "network": "model"}  # names of labels in reports
@@ -72,13 +72,18 @@ class Study:
         given = self.num_seeds.get(preset.name) if isinstance(self.num_seeds, Mapping) else self.num_seeds
         return preset.seeds if given is None else SEEDS[:given]
 
-    def choose(self, preset: Preset, only: Mapping[str, Sequence[str]]) -> list[Point]:
+    def choose(self, preset: Preset, only: Mapping[str, Sequence[str]], *, only_paper: bool = False) -> list[Point]:
         """Return the points of a preset that have one of the given values of each given label.
+
+        Args:
+            preset: Size of the study.
+            only: Values by label.
+            only_paper: Whether to skip points that the paper did not train.
 
         Raises:
             ValueError: If there is no such label, or no point has a value.
         """
-        found = self.points(preset)
+        found = [point for point in self.points(preset) if point.is_paper or not only_paper]
         for given, wanted in only.items():
             name = _COLUMNS.get(given, given)
             labels = dict.fromkeys(label for point in found for label in point.cell)
@@ -97,10 +102,10 @@ class Study:
         recipes = [point.recipe(seed) for point in points for seed in self.seeds(preset)]
         return list({name: Job(recipe, folder / name) for recipe in recipes for name in [recipe.id]}.values())
 
-    def num_runs(self, preset: Preset) -> int:
+    def num_runs(self, preset: Preset, *, only_paper: bool = False) -> int:
         """Return the number of different runs, which is the same for each seed."""
-        seeds = self.seeds(preset)
-        return len({point.recipe(seeds[0]).id for point in self.points(preset)}) * len(seeds)
+        seeds, points = self.seeds(preset), self.choose(preset, {}, only_paper=only_paper)
+        return len({point.recipe(seeds[0]).id for point in points}) * len(seeds)
 
     def find(self, preset: Preset, points: Sequence[Point], folder: Path) -> Findings:
         """Read the results of the runs of points so far."""
@@ -167,14 +172,15 @@ def find_study(name: str) -> Study:
 
 
 def claims_report(preset: Preset, folder: Path) -> Report:
-    """Return the claims of all studies in one table, and the paper's claims that no study tests."""
-    rows, untested = [], {name for name, each in paper_statements().items() if each.value is None}
+    """Return the claims of all studies in one table, and those that no study can test with the reason."""
+    rows: list[list[Entry]] = []
     for study in all_studies().values():
         if study.claims:
             findings = study.find(preset, study.points(preset), folder)
             rows += [[study.name, *tested.row] for tested in judge_claims(study.claims, findings)]
-            untested -= {claim.statement for claim in study.claims}
-    notes = [f"no study tests yet: {paper_statements()[name].says}" for name in sorted(untested)]
+    counts = Counter(row[1] for row in rows)
+    notes = ["; ".join(f"{number} {verdict}" for verdict, number in counts.items()) + "."]
+    notes += [f"Not tested: {each.says} {each.untested}" for each in paper_statements().values() if each.untested]
     table = claims_table(rows, is_paper=preset.is_paper, first=["study"])
     title, subtitle = "The paper's claims", f"preset {preset.name}: all studies, in {folder}"
     return Report([table], {}, {}, notes, "claims", preset.name, title, subtitle)
@@ -222,13 +228,17 @@ def plan_table(study: Study, preset: Preset, points: Sequence[Point], folder: Pa
     table = Table(title=f"{study.name}, preset {preset.name}", title_justify="left")
     for name in ("data", "network", "method", "setting"):
         table.add_column(name, overflow="fold")
+    is_mixed = not all(point.is_paper for point in points)
+    if is_mixed:
+        table.add_column("the paper's")
     table.add_column("runs", justify="right")
     table.add_column("done", justify="right")
     for point in points:
         jobs = study.jobs(preset, [point], folder)
         done = sum(job.state == "done" for job in jobs)
         names = (pretty(point.cell["model"]), pretty(point.cell["method"]), point.settings_text())
-        table.add_row(*map(Text, (jobs[0].recipe.data_text, *names)), str(len(jobs)), str(done))
+        marks = ["yes" if point.is_paper else "no"] if is_mixed else []
+        table.add_row(*map(Text, (jobs[0].recipe.data_text, *names)), *marks, str(len(jobs)), str(done))
     return table
 
 

@@ -1,21 +1,25 @@
-"""Training many runs, so that each is trained once, whoever else is at it, and none stops the others."""
+"""Sweeps: train many runs, each once however many sweeps work on them, and let no failure stop the others."""
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
+from rich.filesize import decimal
 
-from tempbalance.lab.jobs import CLAIM, FAILURE, Ended, Executor, Job
+from tempbalance.lab.jobs import CLAIM, FAILURE, OUTPUT, Ended, Executor, Job, failure_of
 from tempbalance.lab.methods import unknown
 from tempbalance.lab.progress import SweepView
-from tempbalance.lab.runs import OtherRunError, check_run, finished
-from tempbalance.runlog import RunFolderError, take_lock, write_whole
+from tempbalance.lab.runs import OtherRunError, TrainingError, check_run, disk_needed, finished
+from tempbalance.runlog import RunFolderError, take_lock
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -27,11 +31,10 @@ PRECISIONS = (
     "32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true", "transformer-engine",
     "transformer-engine-float16", "32", "16", "bf16", "64",
 )  # fmt: skip
-_MOST_TOLD = 5  # causes quoted in a message
 
 
 class SweepError(Exception):
-    """Runs that failed, and what they said."""
+    """Runs that failed, each with its message and its log."""
 
 
 def check_settings(device: str, precision: str) -> None:
@@ -118,21 +121,50 @@ def raise_failures(failures: Mapping[Job, str]) -> None:
 
 
 def _failures_text(failures: Mapping[Job, str]) -> str:
-    """Each cause with one of the runs that failed of it."""
-    causes = Counter(failures.values())
-    told = []
-    for said, number in causes.most_common(_MOST_TOLD):
-        folder = next(job.folder for job, each in failures.items() if each == said)
-        more = f" and {number - 1} more like it" if number > 1 else ""
-        told.append(f"the run in {folder}{more} failed: {said}")
-    if len(causes) > _MOST_TOLD:
-        told.append(f"and {len(causes) - _MOST_TOLD} other causes")
-    return "; ".join(told) + " (a traceback is in failure.txt, all a run said in output.txt)"
+    """Name each failed run with its message and its log."""
+    lines = [f"{job.folder}: {said} (log: {log_of(job)})" for job, said in failures.items()]
+    return f"{len(lines)} run{'s' * (len(lines) != 1)} failed\n" + "\n".join(lines)
+
+
+def log_of(job: Job) -> Path:
+    """Return the file that says most about a failure of a job."""
+    return next((path for name in (FAILURE, OUTPUT) if (path := job.folder / name).exists()), job.folder)
+
+
+def disk_text(jobs: Sequence[Job], folder: Path, num_slots: int) -> str:
+    """Return the disk that unfinished jobs need, at most and when complete, and what is free in their folder."""
+    needs = sorted(disk_needed(job.recipe) for job in jobs)
+    kept = sum(each.kept for each in needs)
+    peak = kept + sum(each.peak - each.kept for each in needs[-num_slots:])
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(place).free
+    warning = ": this is too little" if free < peak else ""
+    return f"disk: about {decimal(kept)} when complete, {decimal(peak)} at most; {decimal(free)} free{warning}"
+
+
+def pace_text(done: Sequence[Job], num_left: int, *, now: float) -> str:
+    """Return the runs per hour and the expected end, from when the last runs ended; empty if that is not known."""
+    ends = sorted(path.stat().st_mtime for job in done if (path := job.folder / "result.json").exists())[-_RECENT:]
+    begins = min((_begin(job) for job in done), default=now)
+    since = ends[0] if len(ends) == _RECENT else begins
+    if not ends or now - since < 1:
+        return ""
+    rate = 3600 * len(ends) / (now - since)
+    end = datetime.fromtimestamp(now + 3600 * num_left / rate).astimezone()
+    return f"{rate:.3g} runs an hour over the last {len(ends)}" + (
+        f"; at this pace the last ends on {end:%Y-%m-%d at %H:%M}" if num_left else ""
+    )
+
+
+def _begin(job: Job) -> float:
+    return (job.folder / "recipe.json").stat().st_mtime if (job.folder / "recipe.json").exists() else math.inf
 
 
 _PAUSE = 0.1  # seconds between two looks
 _PATIENCE = 0.2  # seconds for who only looks whether a run is claimed
 _LATER = 1.0  # seconds until a run that another process has is looked at again
+_RETRY_PAUSES = (20.0, 60.0, 180.0)  # seconds before each retry after a failure that may pass
+_RECENT = 20  # runs from which the pace is told
 
 
 class View(AbstractContextManager["View"], Protocol):
@@ -157,7 +189,8 @@ def sweep(
         jobs: What to train; those that are complete are left as they are.
         executor: Trains them; it is closed at the end, whatever happens.
         view: Is told how it goes.
-        retries: How often a job is started again whose process died without finishing an epoch.
+        retries: How often to restart a job that dies, or fails for a reason that may pass, in the same epoch; after
+            such a failure at most three times, with pauses.
         stop_at_failure: End at the first failure.
 
     Returns:
@@ -198,56 +231,63 @@ class _Sweep:
         """Start what can be, in order, as far as there is room."""
         now = time.monotonic()
         for job in list(self.waiting):
-            if len(self.claims) >= self.executor.num_slots:
+            if len(self.claims) >= self.executor.num_slots + self.executor.num_ahead:
                 return
             if self.not_before.get(job, 0) <= now:
                 self._try(job)
 
     def _try(self, job: Job) -> None:
         """Start a job unless it is done or another process has it."""
-        job.folder.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(job.folder / CLAIM, patience=_PATIENCE)
-        if lock is None:
-            self.elsewhere.add(job)
-            self.not_before[job] = time.monotonic() + _LATER
+        try:
+            job.folder.mkdir(parents=True, exist_ok=True)
+            lock = take_lock(job.folder / CLAIM, patience=_PATIENCE)
+            if lock is None:
+                self.elsewhere.add(job)
+                self.not_before[job] = time.monotonic() + _LATER
+                return
+            failed_elsewhere = job in self.elsewhere and (job.folder / FAILURE).exists()
+            if job.is_done or failed_elsewhere:
+                lock.release()
+                self._finish(job, job.failure if failed_elsewhere else None)
+                return
+            self.claims[job] = lock
+            (job.folder / FAILURE).unlink(missing_ok=True)  # so that one that others find is of this try
+            job.ask()
+        except OSError as err:  # of the folder: a full disk, a stale network file
+            self.waiting.remove(job)
+            self._end(Ended(job, *failure_of(job.folder, err)))
             return
-        failed_elsewhere = job in self.elsewhere and (job.folder / FAILURE).exists()
-        if job.is_done or failed_elsewhere:
-            lock.release()
-            self._finish(job, job.failure if failed_elsewhere else None)
-            return
-        (job.folder / FAILURE).unlink(missing_ok=True)  # so that one that others find is of this try
-        job.ask()
         self.waiting.remove(job)
-        self.claims[job] = lock
         self.executor.start(job)
 
     def _end(self, ended: Ended) -> None:
         job = ended.job
-        lock = self.claims.pop(job)
         if damage := job.damage:
             ended = Ended(job, "failed", damage)
         elif ended.state == "died" and job.is_done:
             ended = Ended(job, "done")
-        if ended.state == "died" and self._has_died_enough(job, ended.message):
-            ended = Ended(job, "failed", job.failure)
-        lock.release()
+        pause = _LATER if ended.state == "busy" else 0.0
+        if ended.state in ("died", "retry"):
+            number = self._count_trouble(job)
+            pause = _RETRY_PAUSES[min(number, len(_RETRY_PAUSES)) - 1] if ended.state == "retry" else 0.0
+            if number > (min(self.retries, len(_RETRY_PAUSES)) if ended.state == "retry" else self.retries):
+                message = f"{ended.message}, {number} times in epoch {job.num_finished + 1}"
+                ended = Ended(job, *failure_of(job.folder, TrainingError(message)))
+        if (lock := self.claims.pop(job, None)) is not None:
+            lock.release()
         if ended.state in ("done", "failed"):
             self._finish(job, None if ended.state == "done" else ended.message)
             return
         self.waiting.append(job)
-        if ended.state == "busy":
-            self.not_before[job] = time.monotonic() + _LATER
+        self.not_before[job] = time.monotonic() + pause
 
-    def _has_died_enough(self, job: Job, message: str) -> bool:
-        """Count the deaths of a job within one epoch, and leave a failure if there are too many."""
+    def _count_trouble(self, job: Job) -> int:
+        """Count deaths and failures that may pass, since the last finished epoch."""
         num_finished = job.num_finished
-        num, since = self.deaths.get(job, (0, num_finished))
-        num = num + 1 if since == num_finished else 1
-        self.deaths[job] = (num, num_finished)
-        if num > self.retries:
-            write_whole(job.folder / FAILURE, f"{message}, {num} times in epoch {num_finished + 1}".encode())
-        return num > self.retries
+        number, since = self.deaths.get(job, (0, num_finished))
+        number = number + 1 if since == num_finished else 1
+        self.deaths[job] = (number, num_finished)
+        return number
 
     def _finish(self, job: Job, failure: str | None) -> None:
         if job in self.waiting:

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize, prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from tempbalance.errors import WeightError
+from tempbalance.errors import WeightError, quoted
 from tempbalance.model.adapters import (
     base_of,
     dequantized,
@@ -368,5 +368,5 @@ def mark_tied(layers: Sequence[Layer], keys: Sequence[Hashable]) -> None:
         if key is None or key not in first:
             first[key] = layer
         else:
-            tied = f"tied to {first[key].name!r}"
+            tied = f"tied to {quoted(first[key].name)}"
             layer.skipped = f"{_EMBEDDED}, {tied}" if layer.is_embedding else tied

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import json
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -28,6 +27,7 @@ from tempbalance.optim.rates import BaseValues, Rate, check_target, put_back, wa
 from tempbalance.optim.state import (
     VERSION,
     Options,
+    Scored,
     check_state,
     driven_by,
     labels_of,
@@ -58,9 +58,9 @@ class TempBalance(LRScheduler):
         scale_range: Smallest and largest scale; the paper's (0.5, 1.5).
         score: Number that layers are ranked by: ``alpha`` (the paper), ``alpha_weighted``, ``log_alpha_norm``,
             ``spectral_norm``, ``stable_rank``, ``frobenius_norm``, ``entropy``, or a function of eigenvalues and fit.
-        tail: How the tail of a spectrum is fitted: ``median`` (the paper), ``goodness_of_fit``, ``peak``, or a function
-            from eigenvalues, ascending, to a `TailFit`.
-        tail_fraction: With ``median``, the fraction of eigenvalues in the tail; the paper's 1/2.
+        tail: How the tail of a spectrum is fitted: ``median`` (the paper), ``median_published`` (its code),
+            ``goodness_of_fit``, ``peak``, or a function from eigenvalues, ascending, to a `TailFit`.
+        tail_fraction: With a median, the fraction of eigenvalues in the tail; the paper's 1/2.
         assignment: From scores to scales: ``linear`` (the paper, Eq. 2), ``sqrt``, ``log2``, ``step``, ``sigmoid``,
             ``power``, or a function of scores by layer and the scale range.
         balance: The values of a param group that are balanced, with the scales of the smallest and the largest score:
@@ -310,13 +310,7 @@ class TempBalance(LRScheduler):
             RuntimeError: If weights are sharded and a scoring is under way: call `wait` on every process first.
         """
         self._bases.refresh()
-        # one text: torch.distributed.checkpoint loads only into a state of the same shape
-        scored = {
-            "rows": [row.to_dict() for row in self._rows],
-            "scores": self.last_scores,
-            "blending": asdict(self._blending),
-            "source": self._source.state(),
-        }
+        scored = Scored(tuple(self._rows), self.last_scores, self._blending, self._source.state())
         state: dict[str, Any] = plain(
             {
                 "version": VERSION,
@@ -327,7 +321,7 @@ class TempBalance(LRScheduler):
                 "bases": self._bases.values,
                 "base_lrs": self.base_lrs,
                 "driven": driven_by(self.schedule, self.optimizer),
-                "scored": json.dumps(plain(scored)),
+                "scored": scored.to_text(),
                 "schedule_types": schedule_types(self.schedule),
                 "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             }
@@ -349,23 +343,26 @@ class TempBalance(LRScheduler):
         """
         self._check_in_charge()
         state = copy.deepcopy(state_dict)
-        check_state(state, self.optimizer, self.schedule)
+        scored = check_state(state, self.optimizer, self.schedule)
         options = self.options.from_state(state["options"])
-        scored = json.loads(state["scored"])
-        rows, blending = [LayerRow.from_dict(row) for row in scored["rows"]], Blending(**scored["blending"])
         source = _source(options.execution)
-        source.load(scored["source"])
+        source.load(scored.source)
         if different := options.differences(self.options):
             warn(f"the state's options replace the ones given: {', '.join(different)}")
         if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
+            before = copy.deepcopy(self.schedule.state_dict())
+            try:
+                self.schedule.load_state_dict(state["schedule"])
+            except Exception as err:  # torch's schedulers check after they have changed
+                self.schedule.load_state_dict(before)
+                raise ValueError(f"the state's schedule does not load: {err}") from err
             self._schedule_mark = mark_of(self.schedule)
         put_back(self.optimizer)  # targets that the state may not balance
         self._source.close()
         self.options, self._source = options, source
         self._calls, self._step_count, self.base_lrs = state["last_epoch"], state["step_count"], state["base_lrs"]
         self._bases.load(state["bases"])
-        self._rows, self.last_scores, self._blending = rows, scored["scores"], blending
+        self._rows, self.last_scores, self._blending = list(scored.rows), dict(scored.scores), scored.blending
         for group, driven in zip(self.optimizer.param_groups, state["driven"], strict=True):
             group.update({key: tuple(value) if key == "betas" else value for key, value in driven.items()})
         self._is_doubtful = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,13 +14,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tempbalance.errors import check_count
+from tempbalance.errors import check_count, check_finite
 from tempbalance.execution.inline import Execution
 from tempbalance.optim.param_groups import LABEL, flatten
 from tempbalance.optim.rates import check_target
 from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange, check_assignment
-from tempbalance.ranking.compare import Scaling
+from tempbalance.ranking.compare import Blending, Scaling
 from tempbalance.ranking.scoring import Scoring
+from tempbalance.ranking.table import LayerRow, from_plain
 
 VERSION = 1
 _KEYS = ("last_epoch", "step_count", "options", "groups", "bases", "base_lrs", "driven", "scored", "schedule_types")
@@ -84,19 +86,26 @@ class Options(Scoring):
 
     def from_state(self, saved: Mapping[str, Any]) -> Options:
         """Return saved options, with these options' functions and settings of the machine."""
-        own, values = _flat(self), dict(saved)
+        own = _flat(self)
+        names = {*own, "functions"}
+        if not isinstance(saved, Mapping) or saved.keys() != names or not isinstance(saved["functions"], list | tuple):
+            raise ValueError(f"the state's options must be {sorted(names)}, got {saved!r}")
+        values = dict(saved)
         for name in values.pop("functions"):
-            if not callable(own[name]):
+            if not callable(own.get(name)):
                 raise ValueError(
-                    f"the state was saved with a function as {name}: build TempBalance with it, got {own[name]!r}"
+                    f"the state was saved with a function as {name}: build TempBalance with it, got {own.get(name)!r}"
                 )
         values |= {name: value for name, value in own.items() if callable(value)}
         nested: dict[str, dict[str, Any]] = {"comparison": {}, "execution": {}}
         for name in [name for name in values if "." in name]:
             part, _, key = name.partition(".")
             nested[part][key] = values.pop(name)
-        comparison, execution = (replace(getattr(self, part), **given) for part, given in nested.items())
-        return replace(self, **values, comparison=comparison, execution=execution)
+        try:
+            comparison, execution = (replace(getattr(self, part), **given) for part, given in nested.items())
+            return replace(self, **values, comparison=comparison, execution=execution)
+        except TypeError as err:
+            raise ValueError(f"the state's options: {err}") from err
 
     def differences(self, other: Options) -> list[str]:
         """Return the options that differ from others, as ``name=value (given other)``."""
@@ -122,24 +131,74 @@ def is_state(state: Any) -> bool:
     return isinstance(state, Mapping) and state.get("version") == VERSION and all(key in state for key in _KEYS)
 
 
-def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> None:
-    """Refuse a state that does not belong to these groups and this kind of schedule."""
+@dataclass(frozen=True)
+class Scored:
+    """Results of the last scoring, as they are saved."""
+
+    rows: tuple[LayerRow, ...]
+    scores: Mapping[str, float]
+    blending: Blending
+    source: Any
+
+    def to_text(self) -> str:
+        """Return one text: torch.distributed.checkpoint loads only into a state of the same shape."""
+        return json.dumps(plain(asdict(self)))
+
+
+def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> Scored:
+    """Refuse a state that does not belong to these groups and this kind of schedule, and return its results."""
     if not is_state(state):
         missing = [key for key in _KEYS if key not in state]
         raise ValueError(f"not a state of TempBalance: version {state.get('version')!r}, missing {missing}")
     for key in ("last_epoch", "step_count"):
         check_count(f"the state's {key}", state[key], least=0)
-    if state["groups"] != labels_of(optimizer):
-        raise ValueError(f"the state has param groups {state['groups']}, the optimizer {labels_of(optimizer)}")
-    num_groups = len(optimizer.param_groups)
-    for name, values in {"momentum and betas": state["driven"], **state["bases"]}.items():
-        if len(values) != num_groups:
-            raise ValueError(f"the state has {len(values)} values of {name}, the optimizer {num_groups} param groups")
+    for key, present in (("groups", labels_of(optimizer)), ("schedule_types", schedule_types(schedule))):
+        if state[key] != present:
+            raise ValueError(f"the state has {key.replace('_', ' ')} {state[key]}, this scheduler {present}")
+    rates = [group["lr"] for group in optimizer.param_groups]
+    _check_like(state["bases"], {"lr": rates}, "bases")
+    driven = driven_by(schedule, optimizer)
+    for name, values in {"base_lrs": state["base_lrs"], "driven": state["driven"], **state["bases"]}.items():
+        _check_like(check_finite(values, f"the state's {name}"), driven if name == "driven" else rates, name)
+        if name != "base_lrs" and len(values) != len(rates):  # which torch does not extend for a group that is added
+            raise ValueError(f"the state has {len(values)} values of {name}, the optimizer {len(rates)} param groups")
     for target in state["bases"]:
         check_target(optimizer, target)
-    types = schedule_types(schedule)
-    if state["schedule_types"] != types:
-        raise ValueError(f"the state has schedule {state['schedule_types']}, this scheduler {types}")
+    if any(saved.keys() != present.keys() for saved, present in zip(state["driven"], driven, strict=True)):
+        raise ValueError(f"the state's driven must have {sorted(driven[0])} of each group, got {state['driven']}")
+    if schedule is not None:
+        _check_like(state.get("schedule"), schedule.state_dict(), "schedule")
+    try:
+        values = json.loads(state["scored"])
+    except (TypeError, ValueError) as err:
+        raise ValueError(f"the state's scored is no JSON: {err}") from err
+    scored: Scored = from_plain(Scored, values, "the state's scored")
+    check_finite([scored.scores, asdict(scored.blending)], "the state's scores and scales")
+    check_finite([(row.score, row.compared, row.scale, row.scales) for row in scored.rows], "the state's rows")
+    return scored
+
+
+def _check_like(saved: Any, present: Any, name: str) -> None:
+    """Refuse a value of another kind than the present one, and NaN."""
+    is_number = isinstance(saved, int | float | Tensor) and not isinstance(saved, bool) and bool(saved == saved)
+    if type(present) is dict:
+        if not isinstance(saved, Mapping) or {"last_epoch", "lr"} & present.keys() - saved.keys():
+            raise ValueError(f"the state's {name} must have {sorted(map(str, present))}, got {saved!r}")
+        for key in present.keys() & saved.keys():
+            _check_like(saved[key], present[key], f"{name}.{key}")
+    elif isinstance(present, list | tuple):
+        is_pair = isinstance(present, tuple)  # betas; a list has a value for each group, to which some may be added
+        if not isinstance(saved, list | tuple) or (is_pair and len(saved) != len(present)):
+            raise ValueError(f"the state's {name} must be a list, got {saved!r}")
+        for each, now in zip(saved, present, strict=False):
+            _check_like(each, now, name)
+    elif name.endswith((".last_epoch", "._step_count")):
+        check_count(f"the state's {name}", saved, least=-1)
+    elif isinstance(present, bool | str):
+        if type(saved) is not type(present):
+            raise ValueError(f"the state's {name} must be like {present!r}, got {saved!r}")
+    elif isinstance(present, int | float | Tensor) and not is_number:
+        raise ValueError(f"the state's {name} must be a number, got {saved!r}")
 
 
 def labels_of(optimizer: Optimizer) -> list[str | None]:

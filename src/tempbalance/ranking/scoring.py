@@ -24,7 +24,7 @@ from tempbalance.spectral.eigenvalues import FLAT, Spectrum, check_weight
 from tempbalance.spectral.matrices import Cut, Part, Windows, cut_fused, cut_windows
 from tempbalance.spectral.random_matrix import random_alpha
 from tempbalance.spectral.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
-from tempbalance.spectral.tail import TailFit, TailFunction, TailName, check_tail, fit_tail
+from tempbalance.spectral.tail import FIXED_TAILS, TailFit, TailFunction, TailName, check_tail, fit_tail
 from tempbalance.spectral.workers import spectra
 
 TOLERANCE = 1e-6  # of alpha, relative; a layer that may miss it in float32 is solved again in float64
@@ -230,7 +230,7 @@ def solve(
     """
     own = callable(scoring.tail) or callable(scoring.score)
     # float32 moves most searches: they end near the largest values, or depend on the smallest (docs/decisions/0002)
-    double = double or own or scoring.tail != "median"
+    double = double or own or scoring.tail not in FIXED_TAILS
     jobs = [job for job in jobs if not job.reason]
     for in_double in (True,) if double else (False, True):
         loaded: list[Job] = []
@@ -297,7 +297,7 @@ def _score(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
         if spectrum.largest == 0 or callable(scoring.score) or scoring.score in NEEDS_FIT:
             return True
     else:
-        if _is_doubtful(fit, spectrum):
+        if is_doubtful(fit, spectrum):
             return False
         job.fit = fit
     job.reason = ""  # a score that does not look at the tail does not need a fit
@@ -315,7 +315,7 @@ def _random_alpha(job: Job, scoring: Scoring) -> float:
     )
 
 
-def _is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
+def is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
     """Return whether the error of the eigenvalues may move alpha by more than the tolerance."""
     if spectrum.precise:
         return False
@@ -340,13 +340,13 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
         lowest = xmin
     else:
         values, significant = spectrum.values, spectrum.significant()
-        if scoring.tail != "median":
+        if scoring.tail not in FIXED_TAILS:
             if len(significant) < scoring.min_eigenvalues:
                 raise TailError(f"rank too low: {len(significant)} of {len(values)} eigenvalues exceed rounding noise")
             values = significant
         fit = fit_tail(values, tail=scoring.tail, tail_fraction=scoring.tail_fraction)
         xmin = fit.xmin
-        lowest = xmin if scoring.tail == "median" else float(values[0])  # a search may end right below the largest
+        lowest = xmin if scoring.tail in FIXED_TAILS else float(values[0])  # a search may end right below the largest
         fit = replace(fit, xmin=spectrum.in_units(xmin))
     if xmin <= spectrum.uncertainty(xmin):
         raise TailError(f"rank too low: the threshold, {xmin / spectrum.largest:.1e} of the largest, is rounding noise")
@@ -417,7 +417,9 @@ def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -
 def _explained_by_shape(layers: Sequence[Layer], rows: Mapping[str, LayerRow], scoring: Scoring) -> float:
     """Return R^2 of alpha against the alpha of random matrices of the same shape; 0 where it says nothing."""
     is_plain = scoring.comparison.reference is None and scoring.score == "alpha"
-    if not is_plain or scoring.tail != "median" or len(layers) < _MIN_LAYERS:  # a search takes a second for each shape
+    if (
+        not is_plain or scoring.tail not in FIXED_TAILS or len(layers) < _MIN_LAYERS
+    ):  # a search takes a second for each shape
         return 0.0
     alphas, expected = [], []
     for layer in layers:

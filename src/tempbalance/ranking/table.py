@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, overload
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints, overload
+
+
+def from_plain(kind: Any, value: Any, name: str) -> Any:
+    """Return plain values as the dataclass, tuple, mapping, number or string that a type asks for.
+
+    Raises:
+        ValueError: If they do not fit it; ``name`` says where they are from.
+    """
+    origin, inside = get_origin(kind), get_args(kind)
+    if kind is Any or (value is None and NoneType in inside):
+        return value
+    if origin in (Union, UnionType):
+        return from_plain(inside[0], value, name)
+    if is_dataclass(kind) and isinstance(value, Mapping) and value.keys() == {each.name for each in fields(kind)}:
+        make, hints = cast(Any, kind), get_type_hints(kind)
+        return make(**{key: from_plain(hints[key], each, f"{name}.{key}") for key, each in value.items()})
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(from_plain(inside[0], each, name) for each in value)
+    if origin is Mapping and isinstance(value, Mapping):
+        return {key: from_plain(inside[1], each, f"{name}.{key}") for key, each in value.items()}
+    if type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise ValueError(f"{name} is not {getattr(kind, '__name__', kind)}: {str(value)[:80]!r}")
 
 
 @dataclass(frozen=True)
@@ -71,12 +95,6 @@ class LayerRow:
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dictionaries."""
         return {**asdict(self), "shape": list(self.shape), "parts": [asdict(part) for part in self.parts]}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> LayerRow:
-        """Return the row that `to_dict` described."""
-        parts = tuple(PartRow(**part) for part in values["parts"])
-        return cls(**{**values, "shape": tuple(values["shape"]), "parts": parts})
 
 
 @dataclass(frozen=True)

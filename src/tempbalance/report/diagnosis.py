@@ -246,10 +246,10 @@ def _has_parts(rows: Sequence[DiagnosisRow]) -> bool:
 def _bodies(rows: Sequence[DiagnosisRow]) -> Iterator[str]:
     """Yield a table body for each layer, its parts below it."""
     numbers = spectrum_numbers(rows)
+    of_row = {place: number for (place, _), number in reversed(numbers.items())}
     for place, row in enumerate(rows):
         parts = [_part_line(part, numbers.get((place, part.name))) for part in row.parts]
-        first = next((number for (where, _), number in numbers.items() if where == place), None)
-        yield f"<tbody>{_layer_line(place + 1, row, first)}{''.join(parts)}</tbody>\n"
+        yield f"<tbody>{_layer_line(place + 1, row, of_row.get(place))}{''.join(parts)}</tbody>\n"
 
 
 def _layer_line(depth: int, row: DiagnosisRow, spectrum: int | None) -> str:

@@ -89,16 +89,6 @@ class StepNorm:
     norm: float | None
 
 
-@dataclass(frozen=True)
-class StepSpectrum:
-    """Spectrum of a layer at a step, which is counted from the start of training."""
-
-    epoch: int
-    step: int
-    layer: str
-    eigenvalues: tuple[float, ...]
-
-
 def alpha_boxes(alphas: Sequence[Alphas], *, title: str, subtitle: str) -> alt.TopLevelMixin:
     """Draw box plots of alpha in panels, with a star at the mean and a dashed line at 2."""
     data, panels, labels = _alpha_data(alphas)
@@ -312,55 +302,29 @@ def gradient_histograms(norms: Sequence[StepNorm], *, title: str, subtitle: str)
     return _histograms({place: found[place] for place in chosen}, words, title=title, subtitle=subtitle)
 
 
-def spectra_chart(spectra: Sequence[StepSpectrum], *, title: str, subtitle: str) -> alt.TopLevelMixin:
-    """Draw histograms of one layer's eigenvalues at up to six steps: of the first epoch, the last of a later epoch."""
-    check(spectra, "spectrum", lambda each: (each.epoch, each.step, each.layer))
-    layers = list(dict.fromkeys(each.layer for each in spectra))
-    if len(layers) > 1:
-        raise ValueError(f"spectra must be of one layer, got {len(layers)}: {', '.join(map(short, layers[:3]))}")
-    found = dict(sorted(((each.epoch, each.step), list(each.eigenvalues)) for each in spectra))
-    first = next(iter(found))[0]
-    early, late = [place for place in found if place[0] == first], [place for place in found if place[0] != first]
-    chosen = [*evenly(early, _MOST - 1), late[-1]] if late else evenly(early, _MOST)
-    words = ("eigenvalue (log)", "eigenvalues (log)", f"eigenvalues of {short(layers[0])}")
-    return _histograms({place: found[place] for place in chosen}, words, title=title, subtitle=subtitle, is_log=True)
-
-
-def _histograms(
-    found: Values, words: tuple[str, str, str], *, title: str, subtitle: str, is_log: bool = False
-) -> alt.TopLevelMixin:
-    """Draw a histogram in common bins for each step; on a log axis of counts the largest value is marked.
+def _histograms(found: Values, words: tuple[str, str, str], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Draw a histogram in common bins for each step.
 
     Args:
         found: Values by epoch and step.
         words: Titles of the axes, and the name of the values.
         title: Title of the chart.
         subtitle: Preset and data.
-        is_log: Whether counts are on a log axis.
     """
     x_title, y_title, what = words
     data = _binned(found)
-    most, floor = max(datum["count"] for datum in data), 0.6 if is_log else 0.0
+    most = max(datum["count"] for datum in data)
     ends = min(datum["left"] for datum in data), max(datum["right"] for datum in data)
     x = alt.X("left:Q", title=x_title, **log_axis(ends))
     bounds = [alt.Tooltip("left:Q", title="from", format=".3g"), alt.Tooltip("right:Q", title="to", format=".3g")]
     tooltip = [*bounds, alt.Tooltip("count:Q", title="count")]
 
     def draw(panel: Panel) -> Any:
-        base = panel.base.transform_calculate(floor=str(floor)).encode(x=x)
-        if is_log:
-            y = alt.Y("count:Q", title=panel.first(y_title), **log_axis((floor, 2.0 * most)))
-        else:
-            y = measure_axis("count:Q", panel.first(y_title), (floor, 1.1 * most), min_step=1)
-        layers = [base.mark_rect(fill=BLUE, stroke=None).encode(x2="right:Q", y=y, y2="floor:Q", tooltip=tooltip)]
-        if is_log:
-            largest = base.transform_filter("isValid(datum.largest)")
-            mark = largest.mark_point(shape="triangle-down", filled=True, color=RED, size=40, opacity=1, yOffset=-7)
-            layers.append(mark.encode(x="largest:Q", y=y))
-        return alt.layer(*layers)
+        base = panel.base.transform_calculate(floor="0").encode(x=x)
+        y = measure_axis("count:Q", panel.first(y_title), (0.0, 1.1 * most), min_step=1)
+        return base.mark_rect(fill=BLUE, stroke=None).encode(x2="right:Q", y=y, y2="floor:Q", tooltip=tooltip)
 
     num_hidden = sum(map(len, found.values())) - sum(datum["count"] for datum in data)
-    marked = " The triangle marks the largest one." if is_log else ""
     return panels_chart(
         [f"epoch {epoch}, step {step:,}" for epoch, step in found],
         data,
@@ -368,8 +332,8 @@ def _histograms(
         height=130,
         title=title,
         subtitle=subtitle,
-        note=f"Histograms of the {what}.{marked} {_skipped_text(num_hidden, 'values')}",
-        description=f"Histograms of the {what} at {len(found)} steps, in common bins.{marked}",
+        note=f"Histograms of the {what}. {_skipped_text(num_hidden, 'values')}",
+        description=f"Histograms of the {what} at {len(found)} steps, in common bins.",
     )
 
 
@@ -383,11 +347,9 @@ def _binned(found: Values) -> list[Datum]:
     data = []
     for panel, values in enumerate(found.values()):
         counts, _ = np.histogram(np.log10(drawn(values)), bins=edges)
-        places = np.flatnonzero(counts)
-        for place in places:
+        for place in np.flatnonzero(counts):
             left, right = (finite(float(10**edge)) for edge in edges[place : place + 2])
-            middle = finite(float(10 ** edges[place : place + 2].mean())) if place == places[-1] else None
-            data.append({"panel": panel, "left": left, "right": right, "count": int(counts[place]), "largest": middle})
+            data.append({"panel": panel, "left": left, "right": right, "count": int(counts[place])})
     return data
 
 

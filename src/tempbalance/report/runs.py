@@ -246,10 +246,13 @@ def recorded_spectra(groups: Sequence[Group], names: Sequence[str]) -> list[Datu
 def _spectrum(run: Run | None, line: Line) -> Datum | None:
     """A recorded spectrum; logs have no threshold, but that of the median is known from the recipe."""
     values, alpha = line.get("eigenvalues", []), finite(line.get("alpha"))
-    if run is None or run.recipe.get("tail") != "median":
+    tail = None if run is None else run.recipe.get("tail")
+    if run is None or tail not in ("median", "median_published"):
         return spectrum_datum(values, alpha=alpha)
     fraction = finite(run.recipe.get("tail_fraction", 0.5))
     num_tail = int(len(values) * fraction) if fraction is not None and 0 < fraction < 1 else 0
+    if fraction is not None and tail == "median_published":
+        num_tail = len(values) - int(len(values) * (1 - fraction)) - 1  # above the threshold, which counts too
     if not 0 < num_tail < len(values):
         return spectrum_datum(values, alpha=alpha)
     return spectrum_datum(values, alpha=alpha, xmin=values[-num_tail - 1], num_tail=num_tail)

@@ -1,4 +1,4 @@
-"""A spectrum on log axes with its threshold and its fitted line, as in the paper's Figure 1."""
+"""Spectra on log axes with threshold and fitted line, as in the paper's Figure 1: one to choose, or several."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import altair as alt
 import numpy as np
 from numpy.typing import NDArray
 
-from tempbalance.report.chart import BLUE, DATA, INK, RED, finish
+from tempbalance.report.chart import BLUE, DATA, INK, RED, Panel, check, finish, panels_chart
 from tempbalance.report.text import finite
 
 MOST_BINS = 60
@@ -132,6 +132,46 @@ def spectrum_chart(
         layers += _marks(base, "edge", "random edge", [2, 3])
     chart = alt.layer(*layers, _line(base), _note(base)).add_params(*params).properties(width="container")
     return finish(chart, data, title=alt.Title(text=alt.ExprRef(title), offset=24), description=description)
+
+
+@dataclass(frozen=True)
+class FittedSpectrum:
+    """Spectrum of a panel, with the fit of its tail."""
+
+    panel: str
+    eigenvalues: tuple[float, ...]
+    alpha: float
+    xmin: float
+    num_tail: int
+
+
+def fitted_spectra(spectra: Sequence[FittedSpectrum], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Draw a panel for each spectrum: histogram, threshold and fitted line.
+
+    Raises:
+        ValueError: Without a spectrum, or if one has no value above 0.
+    """
+    check(spectra, "spectrum", lambda each: each.panel)
+    data = []
+    for number, each in enumerate(spectra):
+        datum = spectrum_datum(each.eigenvalues, alpha=each.alpha, xmin=each.xmin, num_tail=each.num_tail)
+        if datum is None:
+            raise ValueError(f"the chart needs a value above 0, got none in {each.panel}")
+        data.append({"panel": number, **datum})
+
+    def draw(panel: Panel) -> Any:
+        return alt.layer(_bars(panel.base), *_marks(panel.base, "xmin", "xmin", [1, 0]), _line(panel.base))
+
+    return panels_chart(
+        [f"{each.panel}, alpha {each.alpha:.2f}" for each in spectra],
+        data,
+        draw,
+        axes=84,
+        title=title,
+        subtitle=subtitle,
+        note="Density of the eigenvalues, the tail darker. Upright line: xmin. Dashes: the fitted power law.",
+        description=f"{len(spectra)} spectra with the threshold and the fitted power law of the tail.",
+    )
 
 
 def _bars(base: alt.Chart) -> alt.Chart:

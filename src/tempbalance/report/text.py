@@ -7,8 +7,8 @@ import unicodedata
 from html import escape
 from typing import Any
 
-# control, format (bidi overrides, zero width), surrogate, line and paragraph separator
-_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+# control, unassigned (XML cannot hold U+FFFF), format (bidi overrides, zero width), surrogate, separators
+_UNSEEN = {"Cc", "Cn", "Cf", "Cs", "Zl", "Zp"}
 
 
 # a colour and a sign for each verdict of a diagnosis
@@ -37,15 +37,18 @@ def _escape(char: str) -> str:
 
 
 def short(value: object, most: int = 56) -> str:
-    """The text as shown, its middle left out where it is longer than this; an empty one says so."""
-    text = shown(value) or "(no name)"
+    """Return the text as shown, without its middle where it is longer than this; an empty one says so."""
+    return _cut(shown(_cut(str(value) or "(no name)", most)), most)
+
+
+def _cut(text: str, most: int) -> str:
     head = most // 2 - 4
     return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most :]}"
 
 
 def named(value: object) -> str:
-    """A name in HTML: cut, whole on hovering, and with no influence on the direction of what stands beside it."""
-    return f'<bdi title="{escape(shown(value))}">{escape(short(value))}</bdi>'
+    """A name in HTML: cut, longer on hovering, and with no influence on the direction of what stands beside it."""
+    return f'<bdi title="{escape(short(value, 200))}">{escape(short(value))}</bdi>'
 
 
 def finite(value: Any, digits: int = 5) -> float | None:

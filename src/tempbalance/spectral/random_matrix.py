@@ -34,7 +34,7 @@ from torch import Tensor
 from tempbalance.errors import ScoreError
 from tempbalance.spectral.eigenvalues import gram_matrices, load_lapack
 from tempbalance.spectral.matrices import Part
-from tempbalance.spectral.tail import Array, TailFit, TailFunction, TailName, fit_tail
+from tempbalance.spectral.tail import FIXED_TAILS, Array, TailFit, TailFunction, TailName, fit_tail
 
 _SMALL_SIDE = 12  # below it the law is off by 1 to 20 %, and simulating costs little
 _NUM_ANGLES = 2**16  # at which the law is tabulated: quantiles to 1e-6
@@ -125,14 +125,14 @@ def _sides(rows: int, columns: int, num_slices: int) -> tuple[int, int]:
 @lru_cache(maxsize=4096)
 def _alpha(side: int, length: int, num_slices: int, tail: TailName | _Function, tail_fraction: float) -> float:
     num_slices = min(num_slices, max(1, _NUM_POOLED // side))
-    if isinstance(tail, _Function) or (tail == "median" and side >= _SMALL_SIDE):
+    if isinstance(tail, _Function) or (tail in FIXED_TAILS and side >= _SMALL_SIDE):
         spectrum = random_eigenvalues(rows=side, columns=length, num_slices=num_slices)
         function = tail.tail if isinstance(tail, _Function) else tail
         fit = fit_tail(spectrum, tail=function, tail_fraction=tail_fraction)
         if not isinstance(fit, TailFit) or not 0 < fit.alpha < math.inf:
             raise ScoreError(f"a tail function must return a TailFit with alpha > 0, got {fit!r} of random eigenvalues")
         return fit.alpha
-    if tail == "median":
+    if tail in FIXED_TAILS:
         num_spectra = max(1, _SMALL_SIZE // (num_slices * side**2))
     else:
         num_spectra = max(_LEAST_SPECTRA, min(_NUM_SPECTRA, _NUM_DRAWN // (num_slices * side)))

@@ -1,6 +1,6 @@
 """A spectrum to the exponent of its tail.
 
-The tail density is modelled as p(x) ~ x^-alpha for x >= xmin. The three fits differ in how they choose xmin.
+The tail density is modelled as p(x) ~ x^-alpha for x >= xmin. The fits differ in how they choose xmin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tempbalance.errors import TailError
 
-TailName = Literal["median", "goodness_of_fit", "peak"]
+TailName = Literal["median", "median_published", "goodness_of_fit", "peak"]
+FIXED_TAILS = ("median", "median_published")  # whose length does not depend on the values
 Array = npt.NDArray[np.float64]
 
 _NUM_BINS = 100  # of the log-binned density, as in the authors' code
@@ -55,10 +56,11 @@ def fit_tail(spectrum: Tensor, *, tail: TailName | TailFunction = "median", tail
 
     Args:
         spectrum: Eigenvalues, shape ``(n,)``, ascending, >= 0.
-        tail: ``median`` takes a fixed fraction of the values (Eq. 3); ``goodness_of_fit`` the threshold whose power law
-            is nearest to the values above it; ``peak`` the same among thresholds near the densest place; a function is
-            called with the spectrum.
-        tail_fraction: With ``median``, how many of the values are the tail, between 0 and 1; the paper uses 1/2.
+        tail: ``median`` takes a fixed fraction of the values (Eq. 3); ``median_published`` does too, and counts the
+            threshold among them, as the paper's published code does; ``goodness_of_fit`` takes the threshold whose
+            power law is nearest to the values above it; ``peak`` the same among thresholds near the densest place; a
+            function is called with the spectrum.
+        tail_fraction: With a median, how many of the values are the tail, between 0 and 1; the paper uses 1/2.
 
     Raises:
         ValueError: If an option is out of range, or the spectrum not one-dimensional and ascending.
@@ -75,6 +77,9 @@ def fit_tail(spectrum: Tensor, *, tail: TailName | TailFunction = "median", tail
     if tail == "median":
         # an n x fraction that is a whole number but for rounding counts as that number
         return fit_hill(spectrum, num_tail=math.floor(len(spectrum) * tail_fraction + 1e-9))
+    if tail == "median_published":
+        position = math.floor(len(spectrum) * (1 - tail_fraction) + 1e-9)  # of the threshold, in ascending order
+        return fit_hill(spectrum, num_tail=len(spectrum) - position, counts_threshold=True)
     return fit_goodness_of_fit(spectrum) if tail == "goodness_of_fit" else fit_peak(spectrum)
 
 
@@ -90,12 +95,13 @@ def check_tail(tail: str | Callable[..., object], tail_fraction: Any) -> None:
         raise ValueError(f"tail_fraction must satisfy 0 < tail_fraction < 1, got {tail_fraction!r}")
 
 
-def fit_hill(spectrum: Tensor, *, num_tail: int) -> TailFit:
+def fit_hill(spectrum: Tensor, *, num_tail: int, counts_threshold: bool = False) -> TailFit:
     """Fit the top of a spectrum with the Hill estimator.
 
     Args:
         spectrum: Eigenvalues, shape ``(n,)``, ascending, >= 0.
         num_tail: How many of the largest values form the tail, 2 to n - 1.
+        counts_threshold: Whether the threshold is the smallest of these values, not the next one down.
 
     Raises:
         TailError: If the spectrum is too short, the threshold zero or the tail constant.
@@ -103,7 +109,8 @@ def fit_hill(spectrum: Tensor, *, num_tail: int) -> TailFit:
     if not 2 <= num_tail < len(spectrum):
         raise TailError(f"a tail of {num_tail} of {len(spectrum)} eigenvalues: it takes at least 2 and one below them")
     values = _as_array(spectrum)
-    tail, xmin = values[-num_tail:], values[-num_tail - 1]
+    tail = values[-num_tail:]
+    xmin = tail[0] if counts_threshold else values[-num_tail - 1]
     if xmin <= 0:
         raise TailError("the threshold is zero: rank too low")
     # Eq. 3: alpha = 1 + k / sum_i log(x_i / xmin), x_i the k largest, xmin the next one down

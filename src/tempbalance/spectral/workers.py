@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import sys
 import threading
 from collections import defaultdict, deque
@@ -42,7 +43,8 @@ from tempbalance.spectral.matrices import Part, cut_by_shape
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
 _CHUNK_SIZE = 2**22  # entries in one job
 _BATCH_BYTES = 2**28  # of Gram matrices that wait on a device to be solved together
-_lock = threading.Lock()  # settings of the whole process are changed during a solve
+_lock = threading.Lock()  # held during a solve, which changes settings of the process
+_settings = ExitStack()  # restores them
 
 
 def spectrum(weight: Tensor, *, groups: int = 1) -> Tensor:
@@ -98,7 +100,7 @@ def spectra(
             target = slices.device if device is None else torch.device(device)
             on_device = solves_on(target) and not double and slices.dtype != torch.float64
             slices = slices.to(target if on_device else "cpu")
-            chunks = _chunks(slices)
+            chunks = split_jobs(slices)
             of_part = Gathered(
                 replace(part, slices=slices.to("meta")),
                 len(chunks),
@@ -128,7 +130,7 @@ def spectra(
     return [of_part.spectrum for of_part in gathered]
 
 
-def _chunks(slices: Tensor) -> tuple[Tensor, ...]:
+def split_jobs(slices: Tensor) -> tuple[Tensor, ...]:
     """Split a part into jobs by the cost of its matrices alone, so that the jobs are the same on any machine."""
     if slices.numel() == 0:
         return ()
@@ -262,21 +264,27 @@ def _trim_heap() -> None:
 @contextmanager
 def _one_thread_each() -> Iterator[int]:
     """Limit torch and BLAS to one thread and to full precision, restore both, and yield torch's number of threads."""
-    num_threads = torch.get_num_threads()
-    precisions = [(backend, backend.fp32_precision) for backend in _matmul_backends()]
-    lapack = load_lapack()
-    with ExitStack() as stack:
+    num_threads, lapack = torch.get_num_threads(), load_lapack()
+    with _settings:
         if lapack is not None:
-            stack.enter_context(lapack.pools.limit(limits=1))
-        try:
-            torch.set_num_threads(1)
-            for backend, _ in precisions:
-                backend.fp32_precision = "ieee"
-            yield num_threads
-        finally:
-            for backend, precision in precisions:
-                backend.fp32_precision = precision
-            torch.set_num_threads(num_threads)
+            _settings.enter_context(lapack.pools.limit(limits=1))
+        _settings.callback(torch.set_num_threads, num_threads)
+        torch.set_num_threads(1)
+        for backend in _matmul_backends():
+            _settings.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
+            backend.fp32_precision = "ieee"
+        yield num_threads
+
+
+def _after_fork() -> None:
+    """Free a forked child from a solve that another thread was in: the lock, and the settings it had changed."""
+    global _lock
+    _lock = threading.Lock()
+    _settings.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager

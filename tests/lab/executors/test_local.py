@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ from tempbalance.lab.executors import local
 from tempbalance.lab.executors.local import Pool
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.jobs import Ended, Job
+from tempbalance.lab.sweep import sweep
 from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder, take_lock, write_whole
+from tests.cases import raises
 from tests.lab import stub_worker
 from tests.lab.cut import resumed_after
 
@@ -230,27 +234,87 @@ def test_no_process_outlives_the_one_that_started_it(tmp_path):
     assert take_lock(tmp_path / "run" / "run.lock", patience=5) is not None
 
 
-def test_a_process_has_its_share_of_the_cores_or_a_gpu(monkeypatch, tmp_path):
+FREE = {**SETTINGS, "threads": None, "device": "auto"}
+
+
+@pytest.fixture
+def eight_cores(monkeypatch) -> None:
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: set(range(8)))
-    free = {**SETTINGS, "threads": None, "device": "auto"}
     monkeypatch.setattr(local.shutil, "which", lambda _: None)
-    alone = local.local_pool(free, num_workers=None)
-    assert (alone.num_slots, alone._settings["threads"]) == (8, 1)
-    pair = local.local_pool(free, num_workers=2)
+    for name in ("TEMPBALANCE_GPUS", *local._VISIBLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_process_has_its_share_of_the_cores(eight_cores):
+    alone = local.local_pool(FREE, num_workers=None)
+    assert (alone.num_slots, alone._settings["threads"], alone._settings["device"]) == (8, 1, "cpu")
+    pair = local.local_pool(FREE, num_workers=2)
     assert (pair.num_slots, pair._settings["threads"]) == (2, 4)
     assert pair._environment(0)["OMP_NUM_THREADS"] == "4"
-    monkeypatch.setattr(local, "_gpus", lambda: ["0", "3"])
-    cuda = local.local_pool(free, num_workers=None)
-    assert cuda.num_slots == 2
-    assert [cuda._environment(place)["CUDA_VISIBLE_DEVICES"] for place in (0, 1)] == ["0", "3"]
-    on_cpu = local.local_pool({**free, "device": "cpu"}, num_workers=None)
-    assert "CUDA_VISIBLE_DEVICES" not in on_cpu._environment(0).keys() - os.environ.keys()
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'GPU 0: one'; echo 'GPU 1: two'; echo\n")
+    with raises(ValueError, "at most the 0", "1"):
+        local.local_pool(FREE, num_workers=None, gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        (1, ["0", "1", "2", "3"]),
+        (0.5, ["0", "1", "2", "3"] * 2),
+        (2, ["0,1", "2,3"]),
+        (3, ["0,1,2"]),
+    ],
+)
+def test_a_process_has_one_gpu_or_a_share_of_one_or_several(eight_cores, monkeypatch, gpus, visible):
+    monkeypatch.setenv("TEMPBALANCE_GPUS", "4")
+    pool = local.local_pool(FREE, num_workers=None, gpus=gpus)
+    found = [pool._environment(place) for place in range(pool.num_slots)]
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        assert [each[name] for each in found] == visible
+    assert pool._settings["device"] == "auto"
+    assert pool._settings.get("devices", 1) == max(1, int(gpus or 1))
+    for device, wanted in (("cpu", None), ("auto", 0)):
+        on_cpu = local.local_pool({**FREE, "device": device}, num_workers=None, gpus=wanted)
+        assert on_cpu._settings["device"] == "cpu"
+        assert "CUDA_VISIBLE_DEVICES" not in on_cpu._environment(0)
+    with raises(ValueError, "1.5"):
+        local.local_pool(FREE, num_workers=None, gpus=1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nvidia-smi", "echo 'GPU 0: one'; echo 'GPU 1: two'; echo"),
+        ("rocm-smi", "echo device,id; echo card0,7; echo card1,7"),
+    ],
+)
+def test_gpus_of_both_vendors_are_found_unless_they_are_hidden(eight_cores, monkeypatch, tmp_path, name, says):
+    tool = tmp_path / name
+    tool.write_text(f"#!/bin/sh\n{says}\n")
     tool.chmod(0o755)
-    monkeypatch.undo()
-    monkeypatch.setattr(local.shutil, "which", lambda _: str(tool))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert local._gpus() == ["0", "1"]
+    monkeypatch.setattr(local.shutil, "which", lambda each: str(tool) if each == name else None)
+    assert local.find_gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert local._gpus() == ["1"]
+    assert local.find_gpus() == ["1"]
+
+
+def test_four_devices_keep_four_runs_going_with_one_each(eight_cores, monkeypatch, tmp_path):
+    monkeypatch.setenv("TEMPBALANCE_GPUS", "4")
+    stub_worker.install(monkeypatch, tmp_path)
+    jobs = [asked(tmp_path / "runs" / f"notes{i}", seed=i) for i in range(12)]
+    pool = local.local_pool(FREE, num_workers=None)
+    most = 0
+
+    class Watching(nullcontext):
+        def update(self, running, failures) -> None:
+            nonlocal most
+            most = max(most, len(running))
+
+        def ended(self, job, failure) -> None:
+            assert failure is None
+
+    assert sweep(jobs, pool, Watching()) == {}
+    assert most == 4
+    devices = Counter((job.folder / "device").read_text() for job in jobs)
+    assert sorted(devices) == ["0", "1", "2", "3"]
+    assert sum(devices.values()) == 12

@@ -44,30 +44,30 @@ def test_a_cluster_that_does_not_answer_is_given_up_soon(monkeypatch):
 def joined(monkeypatch) -> list[str]:
     """Addresses that Ray is asked to join; nothing is started."""
     asked: list[str] = []
-    monkeypatch.setattr(ray, "init", lambda address, **_: asked.append(address))
+    context = SimpleNamespace(address_info={"session_dir": "/nowhere/session"})
+    monkeypatch.setattr(ray, "init", lambda address, **_: asked.append(address) or context)
+    monkeypatch.setattr(cluster_join, "_end_with_driver", lambda _: None)
     monkeypatch.setattr(logging.getLogger("ray"), "level", logging.NOTSET)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return asked
 
 
 @pytest.mark.parametrize(
-    ("known", "problem", "address"),
+    ("problem", "address"),
     [
-        (None, "", "local"),
-        ("127.0.0.1:1", "refused", "local"),  # left from a cluster that was killed
-        ("127.0.0.1:1", "AuthenticationError", "auto"),
-        ("127.0.0.1:1", "", "auto"),
+        ("ConnectionError: no running Ray instance", "local"),
+        ("refused", "local"),  # left from a cluster that was killed
+        ("AuthenticationError", "auto"),
+        ("", "auto"),
     ],
 )
-def test_the_cluster_of_this_machine_is_joined_or_a_new_one_started(joined, monkeypatch, known, problem, address):
-    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", lambda _: known)
+def test_the_cluster_of_this_machine_is_joined_or_a_new_one_started(joined, monkeypatch, problem, address):
     monkeypatch.setattr(cluster_join, "_problem", lambda _: problem)
     assert cluster_join.join(None) is (address == "local")
     assert joined == [address]
 
 
 def test_a_cluster_at_an_address_is_joined_and_a_failure_of_ray_is_told(joined, monkeypatch):
-    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", lambda address: address)
     monkeypatch.setattr(cluster_join, "_problem", lambda _: "")
     assert not cluster_join.join("127.0.0.1:6379")
     assert joined == ["127.0.0.1:6379"]
@@ -83,7 +83,8 @@ def test_a_cluster_at_an_address_is_joined_and_a_failure_of_ray_is_told(joined, 
 def test_rays_handler_of_sigterm_is_replaced_by_the_one_before(joined, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(cluster_join, "_find", lambda _: "local")
-    monkeypatch.setattr(ray, "init", lambda *_, **__: signal.signal(signal.SIGTERM, lambda *_: None))
+    context = SimpleNamespace(address_info={"session_dir": "/nowhere/session"})
+    monkeypatch.setattr(ray, "init", lambda *_, **__: [signal.signal(signal.SIGTERM, lambda *_: None), context][1])
     try:
         cluster_join.join(None)
         assert signal.getsignal(signal.SIGTERM) is before

@@ -76,6 +76,22 @@ def test_the_nodes_that_live_have_room_for_so_many(ray, needs, num_slots):
     assert there.ended() == []
 
 
+def test_a_run_has_a_gpu_where_the_cluster_has_any_and_more_tasks_than_slots_are_submitted(ray):
+    assert Cluster(SETTINGS).needs == (1, 0)
+    ray.gpus = 2
+    there = Cluster({**SETTINGS, "device": "auto"})
+    assert (there.needs, there.num_slots) == ((1, 1), 3)  # the second node has one CPU
+    assert there._settings["device"] == "auto"
+    assert Cluster(SETTINGS, num_cpus=0, num_gpus=0.25).num_slots == 16
+    assert Cluster({**SETTINGS, "device": "auto"}, num_gpus=0)._settings["device"] == "cpu"
+    assert Cluster(SETTINGS, num_gpus=2)._settings["devices"] == 2
+    with raises(ValueError, "1.5"):
+        Cluster(SETTINGS, num_gpus=1.5)
+    assert there.num_ahead == 3
+    ray.cpus = (1000,)
+    assert Cluster(SETTINGS, num_gpus=0).num_ahead == 64
+
+
 def test_nodes_that_join_are_noticed(ray, monkeypatch):
     monkeypatch.setattr(cluster, "_LOOK", 0.0)
     there = Cluster(SETTINGS)

@@ -1,13 +1,17 @@
 """What a process does with a run that it is asked to train, and what it answers."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
+from tempbalance.lab.download import DownloadError
 from tempbalance.lab.executors import local
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.runs import InterruptedRunError
 from tempbalance.runlog import RunFolder
+from tests.cases import assert_carries
 from tests.lab.campaign import SETTINGS, job
 
 
@@ -49,6 +53,9 @@ def test_a_failure_leaves_its_traceback_and_is_told_in_a_line(asked):
         (InterruptedRunError("after 2 epochs"), ("died", "after 2 epochs")),
         (ValueError("two\n  lines"), ("failed", "two lines")),
         (ZeroDivisionError(), ("failed", "ZeroDivisionError")),
+        (DownloadError("no network"), ("retry", "a download failed: no network (FOLDER)")),
+        (MemoryError(), ("retry", "out of memory: MemoryError (FOLDER)")),
+        (OSError(errno.ENOSPC, "full"), ("failed", "the disk is full: [Errno 28] full (FOLDER)")),
     ],
 )
 def test_errors_are_told_apart_and_only_a_failure_is_kept(asked, monkeypatch, error, answer):
@@ -56,5 +63,17 @@ def test_errors_are_told_apart_and_only_a_failure_is_kept(asked, monkeypatch, er
         raise error
 
     monkeypatch.setattr("tempbalance.lab.train.train", train)
-    assert local.work(asked.folder, SETTINGS) == answer
+    state, message = local.work(asked.folder, SETTINGS)
+    assert (state, message.replace(str(asked.folder), "FOLDER")) == answer
+    if answer[0] in ("failed", "retry"):
+        assert message in " ".join((asked.folder / "output.txt").read_text().split())
     assert (asked.folder / "failure.txt").exists() == (answer[0] == "failed")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+def test_a_log_that_a_full_disk_does_not_take_is_a_failure_that_names_the_folder(asked):
+    (asked.folder / "output.txt").symlink_to("/dev/full")
+    state, message = local.work(asked.folder, SETTINGS)
+    assert state in ("failed", "done")  # done if the log was lost after the result was written
+    if state == "failed":
+        assert_carries(message, "the disk is full", asked.folder)

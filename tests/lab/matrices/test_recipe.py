@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tempbalance.lab.matrices.recipe import MatricesRecipe
-from tempbalance.lab.paper.statements import paper_statements
+from tempbalance.lab.paper import paper_statements
 from tempbalance.lab.recipe import make_recipe, recipe_dict
 from tests.cases import raises
 

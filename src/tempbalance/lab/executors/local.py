@@ -1,9 +1,9 @@
-"""Training in processes of this machine, each with its share of the cores or a GPU of its own.
+"""Training in processes of this machine, each with its share of the cores or of the GPUs.
 
 Run as a module this is such a process: it trains one run after another, as long as the process that started it lives.
 It reads a line of JSON for each run, ``{"folder": ..., "settings": {...}}``, and answers with ``{"state": ...,
-"message": ...}``. The folder has the recipe in ``asked.json``. When its input ends, so does it, whatever it is doing: a
-run that is killed loses no more than the epoch being trained.
+"message": ...}``. The folder has the recipe in ``asked.json``. The process ends as soon as its input does; the run
+then resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import IO, Any
 
 from rich.console import Console
 
-from tempbalance.lab.jobs import ASKED, FAILURE, Ended, Job, Settings
+from tempbalance.lab.jobs import ASKED, FAILURE, OUTPUT, Ended, Job, Settings, check_gpus, failure_of, with_gpus
 from tempbalance.lab.options import read_options
 from tempbalance.lab.recipe import make_recipe
 from tempbalance.lab.runs import DivergedError, InterruptedRunError
-from tempbalance.runlog import BusyRunError, RunFolder, write_whole
+from tempbalance.runlog import BusyRunError, RunFolder
 
 _PATIENCE = 10  # seconds for a process whose input has ended
 
@@ -37,10 +37,13 @@ class Pool:
     """Trains jobs in processes that are started when first needed and again when they die.
 
     Args:
-        num_workers: How many at a time.
+        num_workers: Number of processes.
         settings: Of each.
-        gpus: Names of the GPUs for CUDA that the processes share out among them; none for the CPU.
+        gpus: The GPUs of each process, as ``CUDA_VISIBLE_DEVICES`` names them; processes beyond begin again with the
+            first. Empty for the CPU.
     """
+
+    num_ahead = 0
 
     def __init__(self, num_workers: int, settings: Settings, *, gpus: Sequence[str] = ()) -> None:
         self._num_workers, self._settings, self._gpus = num_workers, settings, gpus
@@ -49,8 +52,15 @@ class Pool:
 
     @property
     def num_slots(self) -> int:
-        """How many at a time."""
+        """Number of processes."""
         return self._num_workers
+
+    @property
+    def place_text(self) -> str:
+        """What each process has."""
+        threads = self._settings["threads"]
+        of_each = f"GPU {' or '.join(dict.fromkeys(self._gpus))}" if self._gpus else "no GPU"
+        return f"on this machine: {self._num_workers} at a time with {of_each}, {threads} threads each"
 
     def start(self, job: Job) -> None:
         """Give a job to a process that has none."""
@@ -62,7 +72,8 @@ class Pool:
     def _environment(self, place: int) -> dict[str, str]:
         if not self._gpus:
             return {**os.environ, "OMP_NUM_THREADS": str(self._settings["threads"])}
-        return {**os.environ, "CUDA_VISIBLE_DEVICES": self._gpus[place % len(self._gpus)]}
+        gpu = self._gpus[place % len(self._gpus)]
+        return {**os.environ, **dict.fromkeys(_VISIBLE, gpu)}
 
     def ended(self) -> list[Ended]:
         """The jobs that have ended since the last call."""
@@ -147,29 +158,50 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-def local_pool(settings: Settings, *, num_workers: int | None) -> Pool:
-    """A pool on this machine: a process for each GPU that may be used, otherwise for each core.
+def local_pool(settings: Settings, *, num_workers: int | None, gpus: float | None = None) -> Pool:
+    """Return a pool on this machine: a process for each GPU, or share of one, otherwise for each core.
 
     Args:
         settings: Of each process; ``threads`` of ``None`` becomes its share of the cores.
-        num_workers: How many at a time; ``None`` for as many as there are GPUs or cores.
+        num_workers: Number of processes; ``None`` for one for each GPU, or share of one, or core.
+        gpus: GPUs of each run, a fraction to share one; ``None`` for 1 if the machine has any.
+
+    Raises:
+        ValueError: If the machine has fewer.
     """
-    gpus = _gpus() if settings["device"] in ("auto", "gpu", "cuda") else []
+    found = find_gpus() if settings["device"] in ("auto", "gpu", "cuda") else []
+    gpus = min(1, len(found)) if gpus is None else gpus
+    check_gpus(gpus)
+    if gpus > len(found):
+        raise ValueError(f"gpus must be at most the {len(found)} of this machine, got {gpus:g}")
+    width = max(1, int(gpus))
+    groups = [",".join(found[i : i + width]) for i in range(0, len(found) - width + 1, width)] if gpus else []
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    num_workers = num_workers or len(gpus) or max(1, num_cores // (settings["threads"] or 1))
+    num_shares = len(groups) * (int(1 / gpus) if 0 < gpus < 1 else 1)
+    num_workers = num_workers or num_shares or max(1, num_cores // (settings["threads"] or 1))
     threads = settings["threads"] or max(1, num_cores // num_workers)
-    return Pool(num_workers, {**settings, "threads": threads}, gpus=gpus)
+    return Pool(num_workers, {**with_gpus(settings, gpus), "threads": threads}, gpus=groups)
 
 
-def _gpus() -> list[str]:
-    """The GPUs that NVIDIA's tool lists, or those of them that CUDA_VISIBLE_DEVICES leaves."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, check=False).stdout
-    found = [line for line in listed.splitlines() if line.startswith("GPU ")]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(i) for i in range(len(found))] if visible is None else [each for each in visible.split(",") if each]
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_TOOLS = (("nvidia-smi", ("-L",), "GPU "), ("rocm-smi", ("--showid", "--csv"), "card"))
+
+
+def find_gpus() -> list[str]:
+    """Return the GPUs that may be used: those that CUDA_VISIBLE_DEVICES names, or all that the vendor's tool lists.
+
+    ``TEMPBALANCE_GPUS`` sets their number, for tests on a machine without any.
+    """
+    if simulated := os.environ.get("TEMPBALANCE_GPUS"):
+        return [str(i) for i in range(int(simulated))]
+    for name, arguments, line in _TOOLS:
+        if (tool := shutil.which(name)) is not None:
+            listed = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False).stdout
+            num_found = sum(each.startswith(line) for each in listed.splitlines())
+            visible = next((os.environ[each] for each in _VISIBLE if each in os.environ), None)
+            if num_found:
+                return list(map(str, range(num_found))) if visible is None else list(filter(None, visible.split(",")))
+    return []
 
 
 def main() -> None:
@@ -201,26 +233,34 @@ def work(folder: Path, settings: Settings) -> tuple[str, str]:
     Returns:
         A state of `tempbalance.lab.jobs.Ended` and a message.
     """
+    answer = None
+    try:
+        (folder / FAILURE).unlink(missing_ok=True)
+        with (folder / OUTPUT).open("a", encoding="utf-8") as output, warnings.catch_warnings():
+            answer = _train(folder, settings, output)
+    except OSError as err:  # of the log, which a full disk does not take
+        answer = answer or failure_of(folder, err)
+    return answer
+
+
+def _train(folder: Path, settings: Settings, output: IO[str]) -> tuple[str, str]:
     from tempbalance.lab.train import train
 
-    (folder / FAILURE).unlink(missing_ok=True)
-    with (folder / "output.txt").open("a", encoding="utf-8") as output, warnings.catch_warnings():
-        try:
-            recipe = make_recipe(read_options(folder / ASKED))
-            train(recipe, folder, console=Console(file=output, width=200), **settings)
-        except BusyRunError as err:
-            return "busy", str(err)
-        except InterruptedRunError as err:  # a SIGTERM: the run is to go on somewhere
-            return "died", str(err)
-        except DivergedError as err:
-            output.write(f"{err}\n")
-            if RunFolder(folder).result is None:
-                RunFolder(folder).write_result(err.result)
-        except Exception as err:
-            trace = traceback.format_exc()
-            output.write(trace)
-            write_whole(folder / FAILURE, trace.encode())
-            return "failed", " ".join(str(err).split()) or type(err).__name__
+    try:
+        recipe = make_recipe(read_options(folder / ASKED))
+        train(recipe, folder, console=Console(file=output, width=200), **settings)
+    except BusyRunError as err:
+        return "busy", str(err)
+    except InterruptedRunError as err:  # a SIGTERM: the run is to go on somewhere
+        return "died", str(err)
+    except DivergedError as err:
+        output.write(f"{err}\n")
+        if RunFolder(folder).result is None:
+            RunFolder(folder).write_result(err.result)
+    except Exception as err:
+        answer = failure_of(folder, err)
+        output.write(f"{traceback.format_exc()}{answer[1]}\n")
+        return answer
     return "done", ""
 
 

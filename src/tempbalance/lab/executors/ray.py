@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tempbalance.lab.executors.ray_node import Task, pack, remove_run, train_run, unpack
-from tempbalance.lab.jobs import FAILURE, Ended, Job, Settings
+from tempbalance.lab.jobs import FAILURE, Ended, Job, Settings, check_gpus, failure_of, with_gpus
 from tempbalance.runlog import write_whole
 
 _LOOK = 5.0  # seconds until nodes that have come or gone are noticed
+_LEAST_AHEAD, _MOST_AHEAD = 2, 64  # tasks beyond the slots of the present nodes
 _FETCH = 60.0  # seconds between two times that the files of a run under way are fetched
 _PATIENCE = 10.0  # seconds for tasks to end
 
@@ -27,25 +28,25 @@ _PATIENCE = 10.0  # seconds for tasks to end
 class Cluster:
     """Trains jobs as tasks of Ray.
 
-    A task has its run trained by a process that it starts, a `Pool` of one, not by Ray's own: that process has its main
-    thread, signals, standard output and threads to itself as on a single machine, and a SIGTERM by which Ray ends a
-    task is no failure of the run. It ends when its input does, so it outlives neither Ray's process nor, as Ray ends
-    those of a driver that is gone, this one.
+    A task starts a `Pool` of one process that trains its run. This process has its main thread, signals and standard
+    output to itself as on a single machine, and a SIGTERM by which Ray ends a task is no failure of the run. It ends
+    with Ray's process, which ends with the driver.
 
-    Ray does not retry the tasks: a job that ``died``, with its process or its node, is for the sweep to start again.
+    Ray does not retry tasks: the sweep restarts a job that died with its process or its node. More tasks are submitted
+    than there is room for, so that an autoscaler adds nodes.
 
-    The nodes need this package, and the data: a known dataset is downloaded into each node's ``cache`` where that is
-    not shared, somebody's own is looked for under the path in the recipe.
+    The nodes need this package and the data. A known dataset is downloaded into each node's ``cache`` unless that is
+    shared; another one is read from the path in the recipe.
 
     Args:
         settings: Of each process that trains; without ``threads``, one for each of its cores.
-        num_cpus: How many cores a run takes.
-        num_gpus: How many GPUs a run takes; below 1 for several runs on one.
+        num_cpus: Cores of each run.
+        num_gpus: GPUs of each run, a fraction to share one; ``None`` for 1 if the cluster has any, otherwise 0.
         address: ``HOST:PORT`` of a cluster's head. ``None`` for the cluster that this machine belongs to
             (``RAY_ADDRESS``, or what ``ray start`` has started here), or if none runs, for one that is started on this
             machine and ends with this object. A connection that this process has already is used as it is.
-        fetch: For folders of this machine alone: a run is trained in the temporary folder of its node, and its files
-            come back every minute and at the end, but for the log of Tensorboard.
+        fetch: Whether the nodes do not share the folders of runs. A run is then trained in the temporary folder of its
+            node, and its files come back every minute and at the end, except the log of TensorBoard.
 
     Raises:
         ModuleNotFoundError: If Ray is not installed.
@@ -58,52 +59,69 @@ class Cluster:
         settings: Settings,
         *,
         num_cpus: float = 1,
-        num_gpus: float = 0,
+        num_gpus: float | None = None,
         address: str | None = None,
         fetch: bool = False,
     ) -> None:
         import ray
 
-        if min(num_cpus, num_gpus) < 0 or num_cpus + num_gpus == 0:
-            raise ValueError(f"a run must take CPUs or GPUs, got num_cpus={num_cpus:g} and num_gpus={num_gpus:g}")
+        check_gpus(num_gpus or 0)
+        if num_cpus < 0 or (num_cpus == 0 and not num_gpus):
+            raise ValueError(f"a run must take CPUs or GPUs, got num_cpus={num_cpus:g} and num_gpus={num_gpus or 0:g}")
         self._ray: Any = ray
-        own = {
-            "cache": settings["cache"] and str(Path(settings["cache"]).absolute()),
-            "threads": settings["threads"] or max(1, int(num_cpus)),
-        }
-        self._settings, self._needs, self._fetch = {**settings, **own}, (num_cpus, num_gpus), fetch
-        self._train = self._ray.remote(
-            num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0, num_returns="streaming"
-        )(train_run)  # fmt: skip
         self._running: dict[Job, Any] = {}
         self._removals: list[Any] = []
         self._num_slots, self._next_look = 0, 0.0
         self._connected = not ray.is_initialized()
         started = self._connected and join(address)
+        if num_gpus is None:
+            num_gpus = min(1, sum(node.get("GPU", 0) for node in self._nodes()))
+        own = {
+            "cache": settings["cache"] and str(Path(settings["cache"]).absolute()),
+            "threads": settings["threads"] or max(1, int(num_cpus)),
+        }
+        self._settings, self.needs, self._fetch = {**with_gpus(settings, num_gpus), **own}, (num_cpus, num_gpus), fetch
+        self._train = self._ray.remote(
+            num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0, num_returns="streaming"
+        )(train_run)  # fmt: skip
         self._check_room(started)
 
     def _check_room(self, started: bool) -> None:
         """Refuse what a cluster of this machine cannot do, and warn of what others cannot do yet."""
         if self._count():
             return
-        told = "no node of the Ray cluster has the {:g} CPUs and {:g} GPUs that a run takes".format(*self._needs)
+        lacking = "no node of the Ray cluster has the {:g} CPUs and {:g} GPUs that a run takes".format(*self.needs)
         if started:
             self.close()
-            raise ValueError(told)
-        warnings.warn(f"{told}: runs wait until one joins", stacklevel=3)
+            raise ValueError(lacking)
+        warnings.warn(f"{lacking}: runs wait until one joins", stacklevel=3)
 
     @property
     def num_slots(self) -> int:
-        """How many runs the nodes that there are can do at a time, at least 1."""
+        """Number of runs that the present nodes can train at a time, at least 1."""
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK
             self._num_slots = self._count()
         return max(1, self._num_slots)
 
+    @property
+    def place_text(self) -> str:
+        """The nodes that there are, and what each run takes."""
+        nodes = len(self._nodes())
+        needs = "{:g} CPUs and {:g} GPUs".format(*self.needs)
+        return f"on Ray: {self.num_slots} at a time on {nodes} node{'s' * (nodes != 1)}, {needs} each"
+
+    @property
+    def num_ahead(self) -> int:
+        """Number of tasks that wait in Ray's queue, so that an autoscaler adds nodes for them."""
+        return min(max(_LEAST_AHEAD, self.num_slots), _MOST_AHEAD)
+
+    def _nodes(self) -> list[dict[str, float]]:
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
     def _count(self) -> int:
-        needs = [(name, need) for name, need in zip(("CPU", "GPU"), self._needs, strict=True) if need > 0]
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return sum(min(int(node.get(name, 0) / need) for name, need in needs) for node in nodes)
+        needs = [(name, need) for name, need in zip(("CPU", "GPU"), self.needs, strict=True) if need > 0]
+        return sum(min(int(node.get(name, 0) / need + 1e-9) for name, need in needs) for node in self._nodes())
 
     def start(self, job: Job) -> None:
         """Give a job to the cluster; it waits there while others have taken the room."""
@@ -133,12 +151,17 @@ class Cluster:
         except errors.RayError as err:
             ended = Ended(job, "died", str(err).strip().partition("\n")[0].partition(". ")[0])
         else:
-            unpack(part.files, job.folder)
-            if part.ended is None:
-                return None
-            ended = replace(part.ended, job=job)
-            if part.files and ended.state in ("done", "failed"):
-                self._remove(part.node, part.ended.job.folder)
+            try:
+                unpack(part.files, job.folder)
+            except OSError as err:  # of this machine's disk
+                self._ray.cancel(self._running[job], force=True)
+                ended = Ended(job, *failure_of(job.folder, err))
+            else:
+                if part.ended is None:
+                    return None
+                ended = replace(part.ended, job=job)
+                if part.files and ended.state in ("done", "failed"):
+                    self._remove(part.node, part.ended.job.folder)
         del self._running[job]
         return ended
 
@@ -191,43 +214,73 @@ def join(address: str | None) -> bool:
         ValueError: If the address is none.
     """
     import ray
-    import ray._private.worker
 
     logging.getLogger("ray").setLevel(logging.ERROR)
     handler = signal.getsignal(signal.SIGTERM)
     found = _find(address or os.environ.get("RAY_ADDRESS") or "auto")
     try:
-        ray.init(found, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        context: Any = ray.init(found, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as err:  # of every kind
-        told = "start Ray" if found == "local" else f"join the Ray cluster at {found}"
-        raise ConnectionError(f"cannot {told}: {err}") from err
+        task = "start Ray" if found == "local" else f"join the Ray cluster at {found}"
+        raise ConnectionError(f"cannot {task}: {err}") from err
     if signal.getsignal(signal.SIGTERM) is not handler is not None:
         signal.signal(signal.SIGTERM, handler)  # Ray has set its own, which ends the process without a word
-    ray._private.worker._worker_logs_enabled = False  # otherwise dead workers are told of on standard output
+    if found == "local":
+        _end_with_driver(context.address_info["session_dir"])
     return found == "local"
 
 
+# Kills the processes of a session once its driver is gone, however that ended: Ray's agents notice only after 30 s.
+_WATCHER = """
+import os, sys, time
+sys.stdin.read()
+time.sleep(2)
+for name in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        with open(f"/proc/{name}/cmdline", "rb") as file:
+            if sys.argv[1].encode() in file.read() and int(name) != os.getpid():
+                os.kill(int(name), 9)
+    except OSError:  # it has ended
+        pass
+"""
+
+
+def _end_with_driver(session: str) -> None:
+    """Have a process end what is left of a session that was started here when this process is gone."""
+    if not Path("/proc/self").exists():
+        return
+    # it is not waited for: its input ends with this process
+    _watchers.append(
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", _WATCHER, session],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    )
+
+
+_watchers: list[subprocess.Popen[bytes]] = []  # the ends of their pipes must stay open
+
+
 def _find(asked: str) -> str:
-    """The address for Ray: ``local`` to start a cluster, ``auto`` for that of this machine, whose token Ray finds.
+    """Return the address for Ray: ``local`` to start a cluster, ``auto`` for that of this machine.
 
     Raises:
         ConnectionError: If a cluster at an address does not answer.
         ValueError: If the address is none.
     """
-    from ray._private import services
-
-    if asked not in ("auto", "local") and not _is_address(asked):
-        raise ValueError(f"the address of a Ray cluster must be HOST:PORT of its head, got {asked!r}")
-    canonical: Any = services.canonicalize_bootstrap_address
-    found: str | None = canonical(None if asked == "auto" else asked)
-    if found is None:
-        return "local"
-    problem = _problem(found)
-    if asked == "auto":  # the address may be left from a cluster that was killed
+    if asked == "local":
+        return asked
+    if asked == "auto":  # the address that Ray remembers may be left from a cluster that was killed
+        problem = _problem(None)
         return "local" if problem and "AuthenticationError" not in problem else "auto"
-    if problem:
+    if not _is_address(asked):
+        raise ValueError(f"the address of a Ray cluster must be HOST:PORT of its head, got {asked!r}")
+    if problem := _problem(asked):
         raise ConnectionError(f"cannot join the Ray cluster at {asked}: {problem}")
-    return found
+    return asked
 
 
 def _is_address(text: str) -> bool:
@@ -235,14 +288,20 @@ def _is_address(text: str) -> bool:
     return bool(host) and "/" not in host and port.isdecimal() and 0 < int(port) < 1 << 16
 
 
-def _problem(address: str) -> str:
-    """Why a cluster cannot be joined; empty if it answers. Ray itself would try for minutes, and say so."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
-    except OSError as err:
-        return str(err)
-    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+def _problem(address: str | None) -> str:
+    """Return why a cluster cannot be joined; empty if it answers. Ray itself would try for minutes, and say so.
+
+    Args:
+        address: Of its head; ``None`` for the cluster of this machine.
+    """
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
+    if address is not None:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
+        except OSError as err:
+            return str(err)
+        command += ["--address", address]
     try:
         status = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER)
     except subprocess.TimeoutExpired:

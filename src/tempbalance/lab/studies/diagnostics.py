@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
-from tempbalance.lab.claims import Claim
+from tempbalance.lab.claims import Better, Bounded, Correlated, Order
 from tempbalance.lab.findings import Cell, Findings, last_alphas
 from tempbalance.lab.names import pretty
-from tempbalance.lab.paper.statements import stated
+from tempbalance.lab.paper import stated
 from tempbalance.lab.points import NAMED, Grid, Point, Preset, common_settings, reduced, steps_like
+from tempbalance.lab.runs import load_weights
 from tempbalance.lab.studies.comparisons import TWO_STAND_INS
 from tempbalance.lab.study import Study
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
-from tempbalance.runlog import Line, RunFolder
+from tempbalance.runlog import Line, RunFolder, write_whole
 
 if TYPE_CHECKING:
     from tempbalance.report.layer_charts import Alphas, LayerTrack
+    from tempbalance.report.spectrum import FittedSpectrum
 
+_TINY = {"tiny_imagenet": "fashion_mnist"}
 _FAMILIES = {"resnet": "ResNet", "vgg": "VGG", "wrn": "WRN"}
 
 
@@ -122,6 +129,70 @@ def _track(cell: Cell) -> LayerTrack | None:
     return LayerTrack(panel, epochs, names, alpha=values("alpha"), rate=values("rate"))
 
 
+def _ends(run: RunFolder) -> list[Line]:
+    """Return the lines of the layers at the last scoring."""
+    lines = run.layers
+    return [line for line in lines if line["epoch"] == lines[-1]["epoch"] and line["alpha"] is not None]
+
+
+def _rate(run: RunFolder, place: int) -> float | None:
+    """Return the mean learning rate of one of the two layers that the paper follows."""
+    name = list(stated("layers_shown"))[place]
+    rates = [line["rate"] for line in run.layers if line["layer"] == name]
+    return fmean(rates) if rates else None
+
+
+def _gap(run: RunFolder) -> float | None:
+    """Return the distance between the last alphas of these two layers."""
+    alphas = [line["alpha"] for line in _ends(run) if line["layer"] in stated("layers_shown")]
+    return abs(alphas[0] - alphas[1]) if len(alphas) == 2 else None
+
+
+def _settling(run: RunFolder) -> float | None:
+    """Return how much more scales change from epoch to epoch in the first quarter of training than in the last."""
+    scales: dict[str, list[float]] = {}
+    for line in run.layers:
+        scales.setdefault(line["layer"], []).append(line["scale"])
+    steps = [[abs(b - a) for a, b in pairwise(each)] for each in scales.values()]
+    quarter = min(map(len, steps), default=0) // 4
+    if not quarter:
+        return None
+    early, late = (
+        fmean(value for each in steps for value in each[part]) for part in (slice(quarter), slice(-quarter, None))
+    )
+    return early / late if late > 0 else None
+
+
+_TB: dict[str, Any] = {"where": {"method": "tb"}}
+_TB_18: dict[str, Any] = {"where": {"model": "resnet18"}}
+_LAYER_CLAIMS = (
+    Correlated("rates_follow_alpha", lambda run: [(line["alpha"], line["scale"]) for line in _ends(run)], **_TB),
+    Correlated(
+        "later_layers_have_larger_alphas", lambda run: [(i, line["alpha"]) for i, line in enumerate(_ends(run))], **_TB
+    ),
+    Better("tb_narrows_the_gap", "method", "tb", ("cal",), value=_gap, **_TB_18),
+    Better(
+        "tb_slows_early_layers",
+        "method",
+        "tb",
+        ("cal",),
+        value=lambda run: _rate(run, 0),
+        part="the early layer",
+        **_TB_18,
+    ),
+    Better(
+        "tb_slows_early_layers",
+        "method",
+        "cal",
+        ("tb",),
+        value=lambda run: _rate(run, 1),
+        part="the late layer",
+        **_TB_18,
+    ),
+    Bounded("rates_settle", 1.0, True, value=_settling, part="changes of the first over the last quarter", **_TB),
+)
+
+
 def _logged_points(preset: Preset, num_epochs: int, **options: Any) -> list[Point]:
     """Return CAL on ResNet18 and CIFAR-100, its layers logged every 30 iterations of the first epochs."""
     found = Grid("optimizers", best=True, models=("resnet18",), methods=("cal",))(preset)
@@ -139,7 +210,7 @@ def _present_gradients(findings: Findings) -> Report:
     (cell,) = findings.cells
     norms = [
         StepNorm(line["epoch"], line["step"], line["layer"], line["gradient_norm"])
-        for run in cell.runs
+        for run in cell.runs[:1]
         for line in run.steps
         if line["gradient_norm"] is not None
     ]
@@ -148,7 +219,7 @@ def _present_gradients(findings: Findings) -> Report:
         values = [each.norm for each in norms if each.epoch == epoch and each.norm is not None]
         numbers = (max(values), min(values), sum(values) / len(values))
         rows.append([str(epoch), *(Number(value, digits=4) for value in numbers)])
-    caption = f"Norms of the layers' gradients at the steps noted in each epoch; {cell.panel}, CAL."
+    caption = f"Norms of the layers' gradients at the noted steps of each epoch, first seed; {cell.panel}, CAL."
     table = ResultTable(caption, ["epoch", "largest", "smallest", "mean"], rows)
     if not norms:
         return Report([table], {}, {})
@@ -164,32 +235,170 @@ def _present_gradients(findings: Findings) -> Report:
     return Report([table], charts, captions)
 
 
+def _first_steps(run: RunFolder) -> float:
+    """Return the number of steps in which the paper's gradients explode, as the same share of an epoch."""
+    return float(stated("explosion_iterations") / stated("gradient_iterations") * _recipe(run)["log_steps"])
+
+
+def _recipe(run: RunFolder) -> dict[str, Any]:
+    found: dict[str, Any] = (run.recipe or {})["recipe"]
+    return found
+
+
+def _largest_norms(run: RunFolder) -> dict[int, tuple[int, float]]:
+    """Return the epoch and the largest gradient norm of a layer at each noted step."""
+    found: dict[int, tuple[int, float]] = {}
+    for line in run.steps:
+        norm = line["gradient_norm"]
+        if norm is not None and norm > found.get(line["step"], (0, 0.0))[1]:
+            found[line["step"]] = (line["epoch"], norm)
+    return found
+
+
+def _last_explosion(run: RunFolder) -> float | None:
+    """Return the last step whose largest norm is three times the median after the first epoch."""
+    norms = _largest_norms(run)
+    later = [norm for epoch, norm in norms.values() if epoch > 1]
+    return max((step for step, (_, norm) in norms.items() if norm > 3 * median(later)), default=None) if later else None
+
+
+def _norm_peak(run: RunFolder) -> float | None:
+    """Return the step with the largest gradient norm."""
+    norms = _largest_norms(run)
+    return max(norms, key=lambda step: norms[step][1], default=None)
+
+
+def _smallest_norm(run: RunFolder) -> float | None:
+    """Return the decimal logarithm of the smallest norm over the median, after the first epoch; at least -300."""
+    norms = [line["gradient_norm"] for line in run.steps if line["epoch"] > 1 and line["gradient_norm"] is not None]
+    return math.log10(max(1e-300, min(norms)) / median(norms)) if norms and median(norms) > 0 else None
+
+
+_GRADIENT_CLAIMS = (
+    Order("explosion_iterations", _last_explosion, _first_steps, part="norms above three times their later median"),
+    Order("explosion_peak", _norm_peak, lambda run: 2 * _recipe(run)["log_steps"] + 1, part="the largest norm"),
+    Bounded("no_vanishing", -3.0, True, value=_smallest_norm, part="no norm is below a thousandth of the median"),
+)
+
 _LAYER = "layer4.0.conv2"  # one of the two layers that the paper follows elsewhere; it does not say which it shows here
 
 
+def _spikes(run: RunFolder) -> dict[int, tuple[int, float]]:
+    """Return the epoch and the largest eigenvalue over the 99th percentile at each noted step."""
+    found = {}
+    for line in run.steps:
+        if line["layer"] == _LAYER:
+            values = sorted(line["eigenvalues"])
+            found[line["step"]] = (line["epoch"], values[-1] / values[int(0.99 * (len(values) - 1))])
+    return found
+
+
+def _largest_spike(run: RunFolder) -> float | None:
+    """Return the step with the largest spike."""
+    spikes = _spikes(run)
+    return max(spikes, key=lambda step: spikes[step][1], default=None)
+
+
+def _second_epoch(run: RunFolder) -> float | None:
+    """Return the first noted step of the second epoch."""
+    return min((step for step, (epoch, _) in _spikes(run).items() if epoch == 2), default=None)
+
+
+def _later_spike(run: RunFolder) -> float | None:
+    """Return the largest spike after the first epoch over the largest one in it."""
+    first, later = (
+        [ratio for epoch, ratio in _spikes(run).values() if (epoch == 1) == is_first] for is_first in (1, 0)
+    )
+    return max(later) / max(first) if first and later else None
+
+
+_RANK_ONE_CLAIMS = (
+    Order("spikes_in_the_first_epoch", _largest_spike, _second_epoch, part="the largest eigenvalue over the bulk"),
+    Bounded(
+        "heavy_tail_after_the_first_epoch", 1.0, value=_later_spike, part="later spikes are smaller than the first"
+    ),
+)
+
+
 def _present_rank_one(findings: Findings) -> Report:
-    """Return the distance of the largest eigenvalue from the others, step by step, and some of the spectra."""
-    from tempbalance.report.layer_charts import StepSpectrum, spectra_chart
+    """Return the spike of a layer's spectrum epoch by epoch, and spectra with their fits."""
+    from tempbalance.report.chart import evenly
+    from tempbalance.report.spectrum import fitted_spectra
 
     (cell,) = findings.cells
-    spectra = [
-        StepSpectrum(line["epoch"], line["step"], line["layer"], tuple(line["eigenvalues"]))
-        for run in cell.runs
-        for line in run.steps
-        if line["layer"] == _LAYER
-    ]
     rows: list[list[Entry]] = []
-    for each in spectra:
-        largest = each.eigenvalues[-1]
-        bulk = sorted(each.eigenvalues)[int(0.99 * (len(each.eigenvalues) - 1))]
-        rows.append([str(each.epoch), str(each.step), Number(largest, digits=4), Number(largest / bulk)])
-    caption = f"Spectrum of {_LAYER} before steps of the first two epochs; {cell.panel}, CAL."
-    table = ResultTable(caption, ["epoch", "step", "largest eigenvalue", "largest / 99th percentile"], rows)
-    if not spectra:
+    spikes = [found for run in cell.runs if (found := _spikes(run))]
+    for epoch in sorted({epoch for found in spikes for epoch, _ in found.values()}):
+        ratios = [[ratio for at, ratio in found.values() if at == epoch] for found in spikes]
+        largest = [max(each) for each in ratios if each]
+        rows.append([str(epoch), Number(fmean(largest)), Number(max(largest)), str(len(largest))])
+    caption = f"Largest eigenvalue of {_LAYER} over the 99th percentile, the largest in each epoch; {cell.panel}, CAL."
+    table = ResultTable(caption, ["epoch", "mean over the seeds", "largest of a seed", "seeds"], rows)
+    if not spikes:
         return Report([table], {}, {})
+    lines = {line["step"]: line for line in cell.runs[0].steps if line["layer"] == _LAYER}
+    early, late = ([step for step, line in lines.items() if (line["epoch"] == 1) == first] for first in (True, False))
+    ends = [
+        max(step for step in late if lines[step]["epoch"] == at) for at in sorted({lines[s]["epoch"] for s in late})
+    ]
+    shown = [lines[step] for step in (*evenly(early, 4), *evenly(ends, 4))]
+    panels = [_fitted(f"epoch {each['epoch']}, step {each['step']:,}", each["eigenvalues"]) for each in shown]
     title = f"Spectrum of {_LAYER} in the first epoch and after it"
-    charts = {"rank_one": spectra_chart(spectra, title=title, subtitle=findings.subtitle)}
+    charts = {"rank_one": fitted_spectra(panels, title=title, subtitle=findings.subtitle)}
     return Report([table], charts, {"rank_one": "Large updates of rank one show as a spike to the right of the bulk."})
+
+
+def _fitted(panel: str, eigenvalues: Sequence[float]) -> FittedSpectrum:
+    import torch
+
+    from tempbalance.report.spectrum import FittedSpectrum
+    from tempbalance.spectral.tail import fit_tail
+
+    fit = fit_tail(torch.tensor(eigenvalues, dtype=torch.float64).sort().values, tail="median")
+    return FittedSpectrum(panel, tuple(eigenvalues), fit.alpha, fit.xmin, fit.num_tail)
+
+
+_SPECTRA = "spectra.json"  # in a run's folder
+
+
+def _keep_spectra(findings: Findings, cache: Path | None) -> None:
+    """Keep the spectra of the most and the least heavy-tailed layer of each run, by the layer's name."""
+    from tempbalance import spectrum
+
+    for run in (run for cell in findings.cells for run in cell.runs if not (run.path / _SPECTRA).exists()):
+        least = _recipe(run).get("min_eigenvalues", 50)
+        weights = {name: each for name, each in load_weights(run.path).items() if each.dim() > 1}
+        spectra = {
+            name.removesuffix(".weight"): spectrum(each).tolist()
+            for name, each in weights.items()
+            if min(each.shape[:2]) >= least
+        }
+        alphas = {name: _fitted(name, values).alpha for name, values in spectra.items()}
+        chosen = dict.fromkeys((min(alphas, key=alphas.__getitem__), max(alphas, key=alphas.__getitem__)))
+        write_whole(run.path / _SPECTRA, json.dumps({name: spectra[name] for name in chosen}).encode())
+
+
+def _present_spectra(findings: Findings) -> Report:
+    """Return the two spectra of the first run with their fits."""
+    from tempbalance.report.spectrum import fitted_spectra
+
+    files = [run.path / _SPECTRA for cell in findings.cells for run in cell.runs]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in files[:1] if path.exists()]
+    panels = [_fitted(name, values) for each in found for name, values in each.items()]
+    rows: list[list[Entry]] = [
+        [each.panel, str(len(each.eigenvalues)), str(each.num_tail), Number(each.xmin, digits=4), Number(each.alpha)]
+        for each in panels
+    ]
+    caption = "The most and the least heavy-tailed layer at the end of training: a smaller alpha is a heavier tail."
+    table = ResultTable(caption, ["layer", "eigenvalues", "in the tail", "xmin", "alpha"], rows)
+    if not panels:
+        return Report([table], {}, {})
+    title = "Two layers of a network with the fits of their tails"
+    charts = {"spectra": fitted_spectra(panels, title=title, subtitle=findings.subtitle)}
+    note = "TB lowers the learning rate of the first layer and raises that of the second."
+    return Report(
+        [table], charts, {"spectra": "Spectra of two layers; the dashed line is the fitted power law."}, [note]
+    )
 
 
 _CHANNELS = 512  # of the last stage at width 1
@@ -206,6 +415,12 @@ def _overhead_points(preset: Preset) -> list[Point]:
         options = {**common_settings(), **names, "width": width, "stop_after": num_epochs}
         found.append(Point({**names, "width": width}, options))
     return reduced(found, preset, {"cifar100": "fashion_mnist"})
+
+
+def _share(run: RunFolder) -> float | None:
+    """Return the time of one balancing as a share of an epoch's."""
+    result = run.result or {}
+    return result["balancing_seconds"] / result["epoch_seconds"] if "balancing_seconds" in result else None
 
 
 def _present_overhead(findings: Findings) -> Report:
@@ -229,7 +444,7 @@ def _present_overhead(findings: Findings) -> Report:
             timings.append(Timing("depth", model.removeprefix("resnet"), *epoch, *balancing))
         if model == "resnet18":
             timings.append(Timing("channels", channels, *epoch, *balancing))
-    caption = "Mean ± standard deviation over the epochs of one run, of training alone and of balancing once."
+    caption = "Mean ± standard deviation over the epochs of a run, of training alone and of balancing once."
     columns = ["data", "network", "channels", "seconds an epoch", "seconds a balancing", "increment, %"]
     limit = 100 * stated("overhead_limit")
     notes = [f"The paper's balancing takes less than {limit:.0f} % of an epoch at every depth and width, on a GPU."]
@@ -248,8 +463,8 @@ STUDIES = (
         points=Grid("main", best=True, methods=("cal", "tb"), stand_ins=TWO_STAND_INS, smoke=("resnet18", "vgg16")),
         present=_present_alpha,
         claims=(
-            Claim("tb_alphas_are_closer", "method", "tb", ("cal",), part="standard deviation", value=_alpha_spread),
-            Claim("tb_alphas_are_closer", "method", "tb", ("cal",), part="mean distance from 2", value=_alpha_distance),
+            Better("tb_alphas_are_closer", "method", "tb", ("cal",), part="standard deviation", value=_alpha_spread),
+            Better("tb_alphas_are_closer", "method", "tb", ("cal",), part="distance from 2", value=_alpha_distance),
         ),
     ),
     Study(
@@ -259,6 +474,7 @@ STUDIES = (
         varies="rate and alpha per layer over training, TB and CAL",
         points=Grid("optimizers", best=True, methods=("cal", "tb"), smoke=("resnet18",)),
         present=_present_layers,
+        claims=_LAYER_CLAIMS,
     ),
     Study(
         "gradients",
@@ -267,16 +483,28 @@ STUDIES = (
         varies="layer gradient norms every 30 iterations of 10 epochs",
         points=lambda preset: _logged_points(preset, stated("gradient_epochs")),
         present=_present_gradients,
-        num_seeds=1,
+        num_seeds={"laptop": 5},
+        claims=_GRADIENT_CLAIMS,
     ),
     Study(
         "rank_one",
         title="Do large updates of rank one disturb the spectrum?",
         figures=("rank-1",),
-        varies="the spectrum of one layer within the first epoch and the second",
-        points=lambda preset: _logged_points(preset, 2, log_eigenvalues=True),
+        varies="the spectrum of one layer every 30 iterations of 10 epochs",
+        points=lambda preset: _logged_points(preset, stated("gradient_epochs"), log_eigenvalues=True),
         present=_present_rank_one,
+        num_seeds={"laptop": 5},
+        claims=_RANK_ONE_CLAIMS,
+    ),
+    Study(
+        "spectra",
+        title="What do a heavy-tailed and a less heavy-tailed layer look like?",
+        figures=("PL_examples",),
+        varies="two layers of a trained ResNet18, with the fits of their tails",
+        points=Grid("main", (), ("tiny_imagenet",), ("resnet18",), ("cal",), best=True, stand_ins=_TINY),
+        present=_present_spectra,
         num_seeds=1,
+        evaluate=_keep_spectra,
     ),
     Study(
         "overhead",
@@ -285,7 +513,7 @@ STUDIES = (
         varies="depth 18 to 101, width 512 to 2048; seconds of one balancing and of one epoch",
         points=_overhead_points,
         present=_present_overhead,
-        num_seeds=1,
+        claims=(Bounded("overhead_limit", stated("overhead_limit"), value=_share),),
         is_timed=True,
     ),
 )

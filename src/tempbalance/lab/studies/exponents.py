@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import StatisticsError, correlation, fmean, stdev
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from tempbalance.lab.claims import Correlated, pearson
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.names import pretty
-from tempbalance.lab.paper.statements import stated
+from tempbalance.lab.paper import stated
 from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.study import Study
 from tempbalance.report.statistics import correlation_limit
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
-from tempbalance.runlog import Line
+from tempbalance.runlog import Line, RunFolder
 
 if TYPE_CHECKING:
     import altair as alt
@@ -71,6 +72,17 @@ def _error(fit: ExponentFit) -> float:
     return abs(fit.found / fit.s - 1)
 
 
+def _both_exponents() -> list[tuple[float, float]]:
+    """Return s, and 1 / (alpha - 1), for each size and exponent."""
+    return [(each.s, each.found) for each in fit_exponents()]
+
+
+def _size_and_error() -> list[tuple[float, float]]:
+    """Return the mean error of s for each size."""
+    fits = fit_exponents()
+    return [(size, fmean(_error(each) for each in fits if each.size == size)) for size in stated("exponent_sizes")]
+
+
 def _exponent_notes(means: Mapping[int, float]) -> list[str]:
     (first, most), *_, (last, least) = means.items()
     falls = list(means.values()) == sorted(means.values(), reverse=True)
@@ -109,7 +121,10 @@ def _matrices_points(preset: Preset) -> list[Point]:
     stands_for = None if preset.is_paper else "mnist"
     return [
         Point(
-            {**names, "method": each}, {**options, **names, "kind": "matrices", "method": each}, None, False, stands_for
+            {**names, "method": each},
+            {**options, **names, "kind": "matrices", "method": each},
+            stands_for=stands_for,
+            is_paper=each == "regularized",
         )
         for each in ("regularized", "plain")
     ]
@@ -134,6 +149,12 @@ def _measured(cell: Cell) -> Lines:
             if "exponents" in line:
                 found.setdefault(line["epoch"], {})[seed] = line
     return found
+
+
+def _exponent_pairs(run: RunFolder) -> list[tuple[float, float]]:
+    """Return the exponents of output covariance and Hessian at each measured epoch of a run."""
+    lines = [line["exponents"] for line in run.metrics if "exponents" in line]
+    return [(each["output_covariance"], each["hessian"]) for each in lines]
 
 
 def _exponent_table(found: Mapping[str, Lines]) -> ResultTable:
@@ -179,8 +200,6 @@ def _correlation_table(found: Mapping[str, Lines]) -> ResultTable:
 
 def _pearson(lines: Lines, matrix: str, seed: int | None = None) -> float | None:
     """Correlate the exponents of the Hessian with those of a matrix, as means over the seeds or of one."""
-    if len(lines) < 3:  # any two points lie on a line
-        return None
     ours, theirs = (
         [
             fmean(each["exponents"][name] for key, each in by_seed.items() if seed in (None, key))
@@ -188,10 +207,7 @@ def _pearson(lines: Lines, matrix: str, seed: int | None = None) -> float | None
         ]
         for name in ("hessian", matrix)
     )
-    try:
-        return correlation(ours, theirs)
-    except StatisticsError:  # all exponents of a matrix are equal
-        return None
+    return pearson(list(zip(ours, theirs, strict=True)))
 
 
 def _correlation_notes(found: Mapping[str, Lines]) -> list[str]:
@@ -250,6 +266,10 @@ STUDIES = (
         varies="the number of eigenvalues, 16 to 1,024, and the exponent s of their decay, 0.2 to 3.2",
         points=lambda preset: [],  # nothing is trained
         present=_present_exponent,
+        claims=(
+            Correlated("alpha_follows_s", computed=_both_exponents, part="both have the same order"),
+            Correlated("alpha_follows_s_better_in_larger_matrices", is_positive=False, computed=_size_and_error),
+        ),
     ),
     Study(
         "matrices",
@@ -259,5 +279,6 @@ STUDIES = (
         points=_matrices_points,
         present=_present_matrices,
         reference={"method": "plain"},
+        claims=(Correlated("exponents_correlate", _exponent_pairs, where={"method": "regularized"}),),
     ),
 )

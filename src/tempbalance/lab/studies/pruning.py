@@ -69,12 +69,12 @@ def points(preset: Preset) -> list[Point]:
     grid = Grid("main", (), ("cifar10",), ("resnet18",), ("cal",), best=True, stand_ins={"cifar10": "digits"})
     images = grid(replace(preset, dataset=None) if is_text else preset)
     smaller = _OTHER_IMAGES if preset.name == "laptop" and images[0].options["dataset"] != "digits" else {}
-    images = [replace(each, options={**each.options, **smaller}, paper=None) for each in images]
+    images = [replace(each, options={**each.options, **smaller}, paper=None, is_paper=False) for each in images]
     options = _GPT[preset.name]
     if is_text:
         options = {**options, "dataset": preset.dataset}
     names = {"dataset": options["dataset"], "model": "gpt", "method": "adam"}
-    return [*images, Point(names, {**options, **names, "kind": "language"})]
+    return [*images, Point(names, {**options, **names, "kind": "language"}, is_paper=False)]
 
 
 def evaluate(findings: Findings, cache: Path | None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tempbalance.lab.accuracy import Bars, Lines
+from tempbalance.lab.claims import Better
 from tempbalance.lab.points import PRESETS, Grid, Point, Preset, cell_key
 from tempbalance.lab.studies.comparisons import FAIR, FAIR_NOTE
 from tempbalance.lab.study import Study
@@ -55,6 +56,7 @@ def _with_network(name: str, point: Point) -> Point:
         cell={**point.cell, "model": name},
         options={**point.options, **_NETWORKS[name], "kind": "language"},
         paper=point.paper if name == _AHEAD else None,
+        is_paper=name == _AHEAD,
     )
 
 
@@ -122,6 +124,7 @@ def _operator_points(preset: Preset) -> list[Point]:
         Point(
             {"dataset": dataset, "model": "fno", "method": name, "solutions": limit},
             {**size, "dataset": dataset, "limit": limit, **variant},
+            is_paper=False,
         )
         for dataset in ([preset.dataset] if preset.dataset else ("burgers", "advection"))
         for limit in _SAMPLES[preset.name]
@@ -147,6 +150,7 @@ STUDIES = (
         ),
         reference={"method": "adam"},
         num_seeds={"laptop": 5},
+        claims=(Better("tb_helps_other_tasks", "method", "tb+adam", ("adam",), part="language models"),),
     ),
     Study(
         "detection",
@@ -158,6 +162,7 @@ STUDIES = (
             "Temperature balancing of object detection",
             "Mean average precision on the test set after the last epoch, over ten overlaps from 0.5 to 0.95.",
         ),
+        claims=(Better("tb_helps_other_tasks", "method", "tb", ("cal",), part="object detection"),),
     ),
     Study(
         "operator",

@@ -1,0 +1,333 @@
+"""Estimate what one balancing of a model costs, from the shapes of its layers and a short calibration.
+
+No weight of the model is read or solved. A solve of n x m matrices with n <= m takes ``a(n) + b(n) m`` seconds: the
+eigenvalues, and the Gram matrix. Both are measured on random matrices with the sides that the model has, up to
+``most_side``, as many at a time as a balancing solves. Beyond, they grow as n^3 and n^2.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.filesize import decimal
+
+from tempbalance.checkpoint.layers import infer_layers
+from tempbalance.checkpoint.read import read_checkpoint
+from tempbalance.errors import CheckpointError
+from tempbalance.execution.distributed import share_out
+from tempbalance.model.layers import Layer, find_layers
+from tempbalance.ranking.scoring import Job, Scoring, is_doubtful, plan_layers
+from tempbalance.spectral.eigenvalues import Spectrum, num_solve_bytes
+from tempbalance.spectral.matrices import Part
+from tempbalance.spectral.tail import fit_tail
+from tempbalance.spectral.workers import spectra, split_jobs
+
+Clock = Callable[[], float]
+
+_MOST_SIDES = 8  # sides that are measured; of more, some are interpolated
+_LONG = 4  # the second length that is measured, in sides
+_SAMPLE = 256  # side of the matrices that show whether float64 is needed
+_SECONDS = 0.1  # least time of a measurement, in which it is repeated
+_RESULT = pickle.dumps(("model.layers.10.mlp.down_proj", 0, "", 1.0, (1.0, 1.0, 1.0, 1, 1.0)))  # sent for each part
+_SUMS = pickle.dumps([(1.0, 1.0)])  # sent for each weight
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted cost of one balancing.
+
+    Attributes:
+        num_layers: Layers that are scored, and all layers.
+        seconds: From the call to the new learning rates, without waiting for the network.
+        memory: Bytes that the busiest rank needs besides the model.
+        traffic: Bytes that each rank receives where every rank holds all weights.
+        sharded_traffic: Bytes that each rank receives where the weights are sharded over the ranks.
+        measured_side: The largest side that was measured; larger ones are extrapolated.
+        largest_side: The largest side of the model.
+    """
+
+    num_layers: tuple[int, int]
+    seconds: float
+    memory: int
+    traffic: int
+    sharded_traffic: int
+    measured_side: int
+    largest_side: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Seconds of solves on this machine, by the side and by whether they are in float64.
+
+    Attributes:
+        costs: ``a(n) / n^3`` and ``b(n) / n^2``.
+        pass_seconds: To read a byte of a weight and add it up.
+        fixed: Seconds of a balancing that has nothing to solve, for each part.
+    """
+
+    costs: Mapping[tuple[int, bool], tuple[float, float]]
+    pass_seconds: float
+    fixed: float
+
+    def seconds(self, shape: Sequence[int], *, double: bool) -> float:
+        """Return the time of solving matrices, of shape ``(num_slices, rows, columns)``."""
+        num_slices, rows, columns = shape
+        side, length = sorted((rows, columns))
+        known = sorted(each for each, is_double in self.costs if is_double is double)
+        above = next((each for each in known if each >= side), known[-1])
+        below = next((each for each in reversed(known) if each <= side), known[0])
+        share = 0.0 if above == below else (math.log(side) - math.log(below)) / (math.log(above) - math.log(below))
+        solve, gram = (
+            math.exp((1 - share) * math.log(low) + share * math.log(high))
+            for low, high in zip(self.costs[below, double], self.costs[above, double], strict=True)
+        )
+        return num_slices * (solve * side**3 + gram * side**2 * length)
+
+
+def calibrate(
+    sides: Sequence[int],
+    *,
+    num_at_a_time: int = 1,
+    device: str = "cpu",
+    most_side: int = 2048,
+    rounds: int = 3,
+    clock: Clock = time.perf_counter,
+) -> Calibration:
+    """Measure solves of random matrices.
+
+    Args:
+        sides: Shorter sides of the matrices that are to be estimated.
+        num_at_a_time: Solves side by side, as a balancing has on all its threads.
+        device: Where they are solved.
+        most_side: The largest side to measure.
+        rounds: Measurements of each, of which the median counts.
+        clock: Gives seconds; ``time.process_time`` where other processes take the cores, with one solve at a time.
+    """
+    kept = sorted({min(side, most_side) for side in sides})
+    if len(kept) > _MOST_SIDES:
+        kept = [kept[round(i * (len(kept) - 1) / (_MOST_SIDES - 1))] for i in range(_MOST_SIDES)]
+    costs = {}
+    for side in kept:
+        for double in (False, True):
+            where = "cpu" if double else device
+            num_together = num_at_a_time if where == "cpu" else 1
+            short, long = (
+                _measure(side, length, num_together, double, where, rounds, clock) for length in (side, _LONG * side)
+            )
+            gram = max(long - short, 0.01 * short) / ((_LONG - 1) * side)  # for each unit of length
+            costs[side, double] = max(short - gram * side, 0.01 * short) / side**3, gram / side**2
+    weight = torch.ones(2**22)
+    passes = [
+        _timed(clock, lambda: (float(weight.sum()), float(torch.linalg.vector_norm(weight)))) for _ in range(rounds)
+    ]
+    tiny = [Part("", torch.randn(1, 64, 64)) for _ in range(64)]
+    fixed = median(_timed(clock, partial(spectra, tiny, then=_fit)) for _ in range(rounds)) / len(tiny)
+    return Calibration(costs, median(passes) / weight.nbytes, fixed)
+
+
+def _fit(_: int, spectrum: Spectrum) -> None:
+    fit_tail(spectrum.eigenvalues, tail="median", tail_fraction=0.5)
+
+
+def _measure(side: int, length: int, num_at_a_time: int, double: bool, device: str, rounds: int, clock: Clock) -> float:
+    """Return the seconds that a matrix takes while as many as can be are solved at a time."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(1, side, length, generator=generator).to(device)
+    num_slices = len(split_jobs(matrix.expand(2**20 // side, side, length))[0])  # as many as one job has
+    part = Part("", matrix.expand(num_slices, side, length).contiguous())
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_at_a_time)
+    try:
+        run = partial(spectra, [part] * num_at_a_time, double=double)
+        once = _timed(clock, run) if side < 1024 else _SECONDS  # the first one loads libraries
+        repeats = max(1, round(_SECONDS / max(once, 1e-4)))
+        return median(_timed(clock, run, repeats) for _ in range(rounds if side < 1024 else 1)) / num_slices
+    finally:
+        torch.set_num_threads(before)
+
+
+def _timed(clock: Clock, function: Callable[[], object], repeats: int = 1) -> float:
+    start = clock()
+    for _ in range(repeats):
+        function()
+    return (clock() - start) / repeats
+
+
+def read_layers(path: Path) -> list[Layer]:
+    """Return the layers of a checkpoint, or of the model that a ``config.json`` of transformers describes.
+
+    Raises:
+        ValueError: If the file is no such configuration.
+        CheckpointError: If there is no checkpoint to read.
+        ModuleNotFoundError: If a configuration is given and transformers is not installed.
+    """
+    if path.is_dir():
+        try:
+            return _stored_layers(path)
+        except CheckpointError:
+            if not (path / "config.json").exists():
+                raise
+        return find_layers(_build(path / "config.json"))
+    return find_layers(_build(path)) if path.suffix == ".json" and path.exists() else _stored_layers(path)
+
+
+def _stored_layers(path: Path) -> list[Layer]:
+    tensors = {tensor.name: tensor for tensor in read_checkpoint(path).tensors}
+    found = infer_layers(tensors.values())
+    names = {layer: name for name, layer in found.tensors.items()}
+    for layer in found.layers:
+        weight = torch.empty(layer.shape, dtype=tensors[names[layer.name]].dtype, device="meta")
+        layer.parameters = [torch.nn.Parameter(weight)] if weight.is_floating_point() else []
+    return found.layers
+
+
+def _build(path: Path) -> torch.nn.Module:
+    """Build the model of a configuration without memory for its weights."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(path))
+        name = next(iter(config.architectures or []), "")
+        kind = getattr(transformers, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            kind = None
+        build: Callable[[Any], torch.nn.Module] = transformers.AutoModel.from_config if kind is None else kind
+        with torch.device("meta"):
+            return build(config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as err:
+        raise ValueError(f"{path} must be a transformers configuration: {' '.join(str(err).split())[:300]}") from err
+
+
+def estimate(
+    layers: Sequence[Layer],
+    scoring: Scoring | None = None,
+    *,
+    num_ranks: int = 1,
+    num_threads: int | None = None,
+    device: str = "cpu",
+    calibration: Calibration | None = None,
+) -> Estimate:
+    """Predict the cost of one balancing.
+
+    Args:
+        layers: The model's.
+        scoring: How they are scored, with ``median``; by default as `TempBalance` does.
+        num_ranks: Processes that share the work.
+        num_threads: Threads of each; by default torch's.
+        device: Where float32 matrices are solved.
+        calibration: Measured before; by default it is measured now, for one process on this machine.
+
+    Raises:
+        ValueError: If no layer is scored, or the tail is searched for.
+    """
+    scoring = scoring or Scoring()
+    if scoring.tail != "median":
+        raise ValueError(f"the cost is estimated for tail 'median' alone, got {scoring.tail!r}")
+    plan = plan_layers(layers, scoring)
+    jobs = {name: [job for job in each if not job.reason] for name, each in plan.jobs.items()}
+    jobs = {name: each for name, each in jobs.items() if each}
+    if not jobs:
+        raise ValueError(f"no layer is scored, of {len(layers)}: there is nothing to estimate")
+    num_threads = num_threads or torch.get_num_threads()
+    if calibration is None:
+        calibration = calibrate(sides_of(layers, scoring), num_at_a_time=num_threads, device=device)
+    owners = share_out([sum(job.cost for job in each) for each in jobs.values()], num_ranks)
+    shares: list[list[Job]] = [[] for _ in range(num_ranks)]
+    for owner, each in zip(owners, jobs.values(), strict=True):
+        shares[owner] += each
+    shapes = {job.shape for share in shares for job in share}
+    again = {shape for shape in shapes if _is_solved_again(shape, scoring)}
+    rank_seconds = [
+        _makespan(share, num_threads, calibration, double=False)
+        + _makespan([job for job in share if job.shape in again], num_threads, calibration, double=True)
+        + calibration.fixed * len(share)
+        for share in shares
+    ]
+    weights = [each[0].layer for each in jobs.values()]
+    num_bytes = sum(math.prod(layer.shape) * _itemsize(layer) for layer in weights)
+    compared = calibration.pass_seconds * num_bytes if num_ranks > 1 else 0.0  # each rank adds up all weights
+    num_others = num_ranks - 1
+    answers = num_others * (len(weights) * len(_SUMS) + len(_RESULT) * sum(map(len, shares)) // num_ranks)
+    return Estimate(
+        num_layers=(len(jobs), len(layers)),
+        seconds=max(rank_seconds) + compared,
+        memory=max(_memory(share, num_threads) for share in shares),
+        traffic=answers,
+        sharded_traffic=answers + num_bytes * num_others // num_ranks,
+        measured_side=max(side for side, _ in calibration.costs),
+        largest_side=max(min(shape[1:]) for shape in shapes),
+    )
+
+
+def sides_of(layers: Sequence[Layer], scoring: Scoring) -> list[int]:
+    """Return the different shorter sides of the matrices that are solved."""
+    jobs = plan_layers(layers, scoring).jobs.values()
+    return sorted({min(job.shape[1:]) for each in jobs for job in each if not job.reason})
+
+
+def _is_solved_again(shape: tuple[int, int, int], scoring: Scoring) -> bool:
+    """Return whether random matrices of these proportions need float64, from a small one of them."""
+    side, length = sorted(shape[1:])
+    small = min(side, _SAMPLE)
+    matrix = torch.randn(1, small, small * length // side, generator=torch.Generator().manual_seed(0))
+    (spectrum,) = spectra([Part("", matrix)])
+    assert isinstance(spectrum, Spectrum)
+    fit = fit_tail(spectrum.eigenvalues, tail="median", tail_fraction=scoring.tail_fraction)
+    return is_doubtful(fit, spectrum)
+
+
+def _makespan(jobs: Sequence[Job], num_threads: int, calibration: Calibration, *, double: bool) -> float:
+    """Return the seconds until all jobs are done, each chunk by the thread that is free first."""
+    free = [0.0] * num_threads
+    for job in sorted(jobs, key=lambda job: -job.cost):
+        for chunk in split_jobs(torch.empty(job.shape, device="meta")):
+            heapq.heapreplace(free, free[0] + calibration.seconds(chunk.shape, double=double))
+    return max(free)
+
+
+def _memory(jobs: Sequence[Job], num_threads: int) -> int:
+    """Return the bytes of copied kernels, which wait all together, and of the largest solves at a time."""
+    copied, working = 0, []
+    for job in jobs:
+        slices = torch.empty(job.shape, dtype=_dtype(job.layer), device="meta")
+        copied += slices.nbytes if len(job.layer.shape) > 2 else 0
+        working += [num_solve_bytes(chunk, double=False) - chunk.nbytes for chunk in split_jobs(slices)]
+    return copied + sum(sorted(working)[-num_threads:])
+
+
+def _dtype(layer: Layer) -> torch.dtype:
+    return layer.parameters[0].dtype if layer.parameters else torch.float32
+
+
+def _itemsize(layer: Layer) -> int:
+    return _dtype(layer).itemsize
+
+
+def estimate_text(found: Estimate, *, num_ranks: int, num_threads: int) -> list[str]:
+    """Return an estimate in sentences."""
+    scored, number = found.num_layers
+    who = "1 process" if num_ranks == 1 else f"{num_ranks} ranks"
+    lines = [
+        f"{scored} of {number} layers are scored by {who}, {num_threads} thread{'s' * (num_threads != 1)} each",
+        f"time: {found.seconds:.3g} s for one balancing",
+        f"memory: {decimal(found.memory)} on the busiest rank, besides the model",
+    ]
+    if num_ranks > 1:
+        lines.append(
+            f"traffic: each rank receives {decimal(found.traffic)}, or {decimal(found.sharded_traffic)} "
+            "if the weights are sharded"
+        )
+    if found.largest_side > found.measured_side:
+        sides = f"sides up to {found.largest_side}, measured up to {found.measured_side}"
+        lines.append(f"extrapolated: the model has {sides}")
+    return lines

@@ -1,0 +1,261 @@
+"""Well-formed files with odd contents: a diagnosis, or a refusal in one line, soon and in little memory."""
+
+import csv
+import io
+import json
+import os
+import pickle
+import time
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from typer.testing import CliRunner
+
+from tempbalance.checkpoint import read
+from tempbalance.cli import app
+from tempbalance.diagnosis import diagnose
+from tempbalance.errors import CheckpointError
+from tests.cases import raises
+from tests.checkpoint import hostile
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["diagnose", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def weights(**others):
+    torch.manual_seed(0)
+    return {"fc.weight": torch.randn(64, 64), **others}
+
+
+def assert_only_fc_is_judged(result, *carried):
+    assert result.exit_code == 0, result.output
+    assert [row["name"] for row in json.loads(result.stdout)["layers"]] == ["fc"]
+    reasons = " ".join(each["reason"] for each in json.loads(result.stdout)["skipped"])
+    for each in carried:
+        assert each in reasons
+
+
+# small files that would take everything
+
+
+@pytest.mark.parametrize("depth", [1, 60])
+def test_a_name_of_tuples_in_metadata_is_refused_before_it_is_hashed(depth, tmp_path):
+    name = ("a",)
+    for _ in range(depth):
+        name = (name, name)
+
+    def change(metadata):
+        place = hostile.place_of(metadata)
+        made = MetadataIndex("weight", [0, 0])
+        metadata.storage_data = {made: place}
+        object.__setattr__(made, "fqn", name)
+
+    with raises(CheckpointError, ".metadata"):
+        diagnose(hostile.distributed(tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("stem", "others"),
+    [
+        ("weight_orig", {"weight_mask": torch.ones(300, 1, 1)}),
+        ("weight_v", {"weight_g": torch.ones(300, 1, 1, 1)}),
+        ("weight_orig", {"weight_u": torch.ones(300), "weight_v": torch.ones(30, 10)}),
+        ("parametrizations.weight.original1", {"parametrizations.weight.original0": torch.ones(300, 1, 1)}),
+    ],
+)
+def test_parts_of_a_weight_are_not_broadcast(stem, others, tmp_path):
+    parts = {f"odd.{name}": value for name, value in others.items()}
+    save_file(weights(**{f"odd.{stem}": torch.randn(300, 300)}, **parts), tmp_path / "a.safetensors")
+    assert_only_fc_is_judged(run(tmp_path / "a.safetensors", "--format", "json"), "does not fit")
+
+
+@pytest.mark.parametrize("arguments", [["--list"], ["--wide"], ["--list", "--format", "csv"], ["--format", "csv"], []])
+def test_a_long_name_is_cut_wherever_it_is_shown_but_in_json(arguments, tmp_path):
+    long = "x" * 100_000
+    tied = torch.randn(64, 64)
+    others = {f"layers.{place}.weight": torch.randn(64, 64) for place in range(40)}
+    torch.save({f"{long}.weight": tied, f"{long}y.weight": tied, **others}, tmp_path / "a.pt")
+    result = run(tmp_path / "a.pt", *arguments)
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) < 1000
+    whole = run(tmp_path / "a.pt", "--format", "json")
+    assert long in whole.stdout
+
+
+def test_a_long_name_is_cut_on_the_page(tmp_path):
+    long = "x" * 100_000
+    torch.save({f"{long}{place}.weight": torch.randn(64, 64) for place in range(8)}, tmp_path / "a.pt")
+    assert run(tmp_path / "a.pt", "--html", tmp_path / "a.html").exit_code == 0
+    assert long[:1000] not in (tmp_path / "a.html").read_text()
+
+
+def test_a_dictionary_that_holds_itself_is_walked_once(tmp_path):
+    held = weights()
+    for number in range(20_000):
+        held[f"state_dict{number}"] = held
+    (tmp_path / "a.pt").write_bytes(pickle.dumps(held))
+    start = time.process_time()
+    assert [row.name for row in diagnose(tmp_path / "a.pt").judged] == ["fc"]
+    assert time.process_time() - start < 5
+
+
+def test_a_weight_larger_than_the_memory_is_refused_with_both_numbers(tmp_path, monkeypatch):
+    save_file(weights(), tmp_path / "a.safetensors")
+    monkeypatch.setattr(read, "available_memory", lambda: 30_000)
+    with raises(CheckpointError, "'a.safetensors'", "'fc.weight'", "32,768", "30,000"):
+        diagnose(tmp_path / "a.safetensors")
+
+
+def test_a_file_of_zeros_that_takes_no_room_on_the_disk_is_refused(tmp_path):
+    side = 200_000
+    entry = {"dtype": "F32", "shape": [side, side], "data_offsets": [0, 4 * side * side]}
+    path = hostile.written(tmp_path / "a.safetensors", hostile.header({"fc.weight": entry}, b""))
+    os.truncate(path, path.stat().st_size + 4 * side * side)
+    with raises(CheckpointError, "'a.safetensors'"):
+        diagnose(path)
+
+
+def test_views_of_one_storage_may_not_unfold_without_end(tmp_path):
+    base = torch.randn(70_000)
+    views = {f"layers.{place}.weight": base[place : place + 65_536].view(256, 256) for place in range(4000)}
+    torch.save(views, tmp_path / "a.pt")
+    with raises(CheckpointError, "'a.pt'", "1,048,576,000", "280,000"):
+        diagnose(tmp_path / "a.pt")
+
+
+def experts(count):
+    return {"mlp.experts.weight": torch.randn(count, 8, 8)}
+
+
+def test_the_time_for_stacked_experts_grows_with_their_number_and_not_with_its_square():
+    def seconds(count):
+        start = time.process_time()
+        diagnose(experts(count), min_eigenvalues=8)
+        return time.process_time() - start
+
+    seconds(50)
+    assert seconds(800) < 16 * max(seconds(100), 0.1)
+
+
+# wrong answers
+
+
+def test_pieces_of_a_distributed_tensor_that_overlap_are_refused(tmp_path):
+    weight = torch.randn(64, 64)
+    rows = {"__0_0.distcp": slice(0, 32), "__1_0.distcp": slice(1, 33)}
+    folder = hostile.distributed_pieces(tmp_path, weight, rows)
+    with raises(CheckpointError, "'weight'", "overlap"):
+        diagnose(folder)
+
+
+# one layer's error
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"rnn.weight_ih_l0": torch.randn(256, 64), "rnn.weight_hh_l0": torch.randn(64)},
+        {"rnn.weight_ih_l0": torch.randn(256, 64), "rnn.weight_hh_l0": torch.tensor(3.0)},
+        {"rnn.weight_ih_l0": torch.randn(256, 64), "rnn.weight_hr_l0": torch.randn(64)},
+    ],
+    ids=["a vector", "a number", "a projection that is a vector"],
+)
+def test_a_recurrent_weight_beside_an_odd_one_does_not_end_the_diagnosis(odd, tmp_path):
+    torch.save(weights(**odd), tmp_path / "a.pt")
+    assert "fc" in [row.name for row in diagnose(tmp_path / "a.pt").judged]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_an_adapter_in_float8_is_scored(dtype, tmp_path):
+    torch.manual_seed(0)
+    pair = {"a.lora_A.weight": torch.randn(16, 64), "a.lora_B.weight": torch.randn(64, 16)}
+    folder = hostile.adapter(tmp_path, {name: each.to(dtype) for name, each in pair.items()})
+    (row,) = diagnose(folder).diagnoses
+    wide = {name: each.to(dtype).float() for name, each in pair.items()}
+    (wanted,) = diagnose(hostile.adapter(tmp_path / "wide", wide)).diagnoses
+    assert row.alpha == pytest.approx(wanted.alpha, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"b.lora_A.weight": torch.ones(2, 3)},
+        {"b.lora_A.weight": torch.ones(2, 3), "b.lora_B.weight": torch.ones(4, 3)},
+        {"b.lora_A.weight": torch.ones(0, 3), "b.lora_B.weight": torch.ones(4, 0)},
+        {"b.lora_A.weight": torch.ones(2), "b.lora_B.weight": torch.ones(2)},
+        {"b.lora_A.weight": torch.ones(2, 3).long(), "b.lora_B.weight": torch.ones(4, 2).cfloat()},
+    ],
+)
+def test_a_pair_of_factors_that_cannot_be_multiplied_is_skipped_and_the_others_are_scored(odd, tmp_path):
+    torch.manual_seed(0)
+    pair = {"a.lora_A.weight": torch.randn(16, 64), "a.lora_B.weight": torch.randn(64, 16)}
+    found = diagnose(hostile.adapter(tmp_path, {**pair, **odd}))
+    assert [row.name for row in found.judged] == ["a"]
+    assert "lora_" in found.skipped["b"]
+
+
+# names
+
+
+@pytest.mark.parametrize("name", ["\uffff\ufffe\U0001fffe", "\udfff\ud800", "]]>&<\"'\x0b"])
+def test_a_name_that_xml_cannot_hold_leaves_table_page_and_figures_whole(name, tmp_path):
+    torch.save({f"{name}.weight": torch.randn(64, 64), "fc.weight": torch.randn(64, 64)}, tmp_path / "a.pt")
+    for form in ("table", "csv", "json"):
+        result = run(tmp_path / "a.pt", "--format", form)
+        assert result.exit_code == 0, result.output
+        assert not [char for char in result.output if not char.isprintable() and char != "\n"]
+    result = run(tmp_path / "a.pt", "--html", tmp_path / "a.html", "--figures", tmp_path / "figures")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "a.html").read_text(encoding="utf-8")
+    for path in (tmp_path / "figures").glob("*.svg"):
+        ElementTree.parse(path)
+
+
+def test_the_table_is_printed_even_if_figures_cannot_be_written(tmp_path):
+    save_file(weights(), tmp_path / "a.safetensors")
+    (tmp_path / "figures").write_text("a file")
+    result = run(tmp_path / "a.safetensors", "--figures", tmp_path / "figures")
+    assert result.exit_code == 1
+    assert "fc" in result.stdout
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("sign", "=+-@")
+def test_a_cell_of_csv_that_a_spreadsheet_would_compute_is_text(sign, tmp_path):
+    name = f"{sign}HYPERLINK(1)"
+    save_file({f"{name}.weight": torch.randn(64, 64), f"{sign}1": torch.ones(3)}, tmp_path / "a.safetensors")
+    for arguments in ([], ["--list"], ["--against", tmp_path / "a.safetensors"]):
+        result = run(tmp_path / "a.safetensors", "--format", "csv", *arguments)
+        assert result.exit_code == 0, result.output
+        cells = [cell for line in csv.reader(io.StringIO(result.stdout)) for cell in line]
+        assert f"'{name}" in cells or f"'{name}.weight" in cells
+        for cell in cells:
+            assert cell[:1] not in ("=", "+", "@")
+            assert cell[:1] != "-" or float(cell) < 0
+
+
+def test_control_characters_of_paths_to_write_are_escaped(tmp_path):
+    save_file(weights(), tmp_path / "a.safetensors")
+    page = tmp_path / "\x1b[31m\u202e.html"
+    result = run(tmp_path / "a.safetensors", "--html", page, "--figures", tmp_path / "\x1b]0;x\x07")
+    assert result.exit_code == 0
+    assert not [char for char in result.output if not char.isprintable() and char != "\n"]
+
+
+# what is written
+
+
+def test_a_page_is_not_written_through_a_link_that_waits_under_its_name(tmp_path):
+    save_file(weights(), tmp_path / "a.safetensors")
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    for name in ("page.html.new", "page.html.tmp", "page.html"):
+        (tmp_path / name).symlink_to(victim)
+    assert run(tmp_path / "a.safetensors", "--html", tmp_path / "page.html").exit_code == 0
+    assert victim.read_text() == "kept"
+    assert not (tmp_path / "page.html").is_symlink()
+    assert "<html" in (tmp_path / "page.html").read_text()
