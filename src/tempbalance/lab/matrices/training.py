@@ -104,8 +104,11 @@ class MatricesTraining(Training[MatricesRecipe]):
         self.number, self.iteration = number, (number - 1) * len(self.bounds)
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(_seed(self.recipe, number)))
         batches = [order[start:end].to(self.images.device) for start, end in self.bounds]
-        losses, penalties = torch.stack([self._train_on(batch) for batch in batches]).T.tolist()
-        self.read_losses()
+        try:
+            found = [self._train_on(batch) for batch in batches]
+        finally:  # a penalty has no eigenvalues after a loss that is not finite
+            self.read_losses()
+        losses, penalties = torch.stack(found).T.tolist()
         self.metrics = {"epoch": number, "train_loss": fmean(losses), "test_accuracy": self._accuracy()}
         if self.recipe.is_regularized:
             self.metrics["penalty"] = fmean(penalties)
