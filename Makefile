@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test test-kills test-vision check coverage docs format clean demo
+.PHONY: test test-kills campaign test-vision check coverage docs format clean demo
 .PRECIOUS: $(VENV)/.installed-%
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST  := $(BIN)/python -m pytest -n auto
@@ -39,9 +39,13 @@ coverage: $(VENV)/.installed-dev
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered --sort=miss
 
-# kill the processes of sweeps ten times; the other tests kill one of each kind
+# kill the processes of sweeps ten times, and commands at random instants; fill disks; damage folders (hours)
 test-kills: $(VENV)/.installed-dev
 	TEMPBALANCE_KILLS=all $(BIN)/python -m pytest tests/lab/test_pool_kills.py tests/lab/test_cluster_kills.py
+	$(BIN)/python -m tests.lab.kills --rounds 300 --parts train,disk,damage
+	$(BIN)/python -m tests.lab.kills --rounds 50 --parts compare,pool,ray
+
+campaign: test-kills
 
 $(VISION)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VISION)

@@ -103,7 +103,7 @@ def scale() -> None:
     models = {name: find_layers(llama(*shape)) for name, shape in LLAMAS.items()}
     scorings = {windows: Scoring(comparison=Comparison(windows=windows)) for windows in WINDOWS}
     sides = {side for layers in models.values() for each in scorings.values() for side in sides_of(layers, each)}
-    calibration = calibrate(sorted(sides), most_side=4096, rounds=1)
+    calibration = calibrate(sorted(sides), most_side=4096, clock=time.process_time)
     print("| model | solved | ranks | seconds | memory, GB | received if sharded, GB |")
     print("| --- " * 6 + "|")
     for name, layers in models.items():

@@ -86,3 +86,8 @@ def assert_bad_usage(result: "Result", *carried: object) -> None:
     assert_carries(result.stderr, *carried)
     assert result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def changed(recipe, **options):
+    """The recipe with other options."""
+    return type(recipe)(**{**vars(recipe), **options})

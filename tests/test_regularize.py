@@ -328,3 +328,39 @@ def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(change
     with raises(ValueError, *carried):
         regularizer.load_state_dict(state)
     assert all(torch.equal(regularizer.state_dict()[name], before[name]) for name in WEIGHTS)
+
+
+def literal_update(weight: Tensor, start: Tensor, num_iterations: int) -> Tensor:
+    """The published term of a weight: sigma u v' after some power iterations from a random vector."""
+    matrix, u = weight.detach().flatten(1), start
+    for _ in range(num_iterations):
+        v = matrix.T @ u / (matrix.T @ u).norm()
+        u = matrix @ v / (matrix @ v).norm()
+    return ((u @ matrix @ v) * torch.outer(u, v)).view_as(weight)
+
+
+def test_fresh_iterations_are_those_of_the_published_code_and_differ_from_call_to_call():
+    model = nn.Sequential(nn.Linear(30, 20, bias=False)).double()
+    regularizer = SpectralNormRegularizer(model, strength=0.1, seed=3, num_iterations=5, fresh=True)
+    found = []
+    for _ in range(2):
+        generator = torch.Generator()
+        generator.set_state(regularizer.state_dict()["random state"])
+        start = torch.randn(20, generator=generator).double()
+        model[0].weight.grad = torch.zeros_like(model[0].weight)
+        regularizer.add_gradients()
+        found.append(model[0].weight.grad)
+        torch.testing.assert_close(found[-1], 0.1 * literal_update(model[0].weight, start, 5), rtol=1e-6, atol=1e-8)
+    assert not torch.allclose(*found)
+
+
+def test_a_state_of_fresh_iterations_continues_with_the_same_random_numbers():
+    model = small_network()
+    pair = [SpectralNormRegularizer(model, strength=0.1, seed=seed, num_iterations=5, fresh=True) for seed in (3, 4)]
+    for weight in weights_of(model):
+        weight.grad = torch.zeros_like(weight)
+    pair[0].add_gradients()
+    pair[1].load_state_dict(pair[0].state_dict())
+    for each in pair:
+        each.add_gradients()
+    assert all(torch.equal(value, pair[1].state_dict()[name]) for name, value in pair[0].state_dict().items())

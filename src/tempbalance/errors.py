@@ -1,17 +1,22 @@
-"""Errors by what went wrong, warnings at the caller's line, quoted values, and a check that many options share."""
+"""Errors by what went wrong, the words they share, and warnings that point at the caller's line."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
+import reprlib
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import TypeVar
 
 T = TypeVar("T")
 _OURS = str(Path(__file__).parent) + os.sep
+_LONGEST = 80  # characters of a value that an error quotes
+_PLAIN = (str, int, float, bool, NoneType, list, tuple, dict)
 
 
 class TempBalanceError(Exception):
@@ -42,18 +47,6 @@ def warn(message: str) -> None:
     warnings.warn(f"TempBalance: {message}", stacklevel=level)
 
 
-_MOST_QUOTED = 80
-
-
-def quoted(value: object) -> str:
-    """Return a value that comes from a file for a message: in quotes, control characters escaped, cut."""
-    if isinstance(value, str):
-        return repr(value if len(value) <= _MOST_QUOTED else value[: _MOST_QUOTED - 3] + "...")
-    if isinstance(value, int) and abs(value) < 2**63:
-        return str(value)
-    return f"a {type(value).__name__}"
-
-
 def check_count(name: str, value: int, *, least: int) -> None:
     """Refuse an option that is not a whole number at or above a limit.
 
@@ -76,3 +69,36 @@ def check_finite(value: T, name: str) -> T:
         for each in value.values() if isinstance(value, Mapping) else value:
             check_finite(each, name)
     return value
+
+
+class _Quotes(reprlib.Repr):
+    """Repr of plain values, three levels deep and six values wide; of others, only the type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring = 3, _LONGEST
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if abs(x) < 2**128 else "a very large int"
+
+    def repr1(self, x: object, level: int) -> str:
+        return super().repr1(x, level) if type(x) in _PLAIN else f"a {type(x).__name__[:40]}"
+
+
+def quoted(value: object) -> str:
+    """Return the repr of a value that comes from a file or a user, cut to 80 characters; nesting is not unfolded.
+
+    Example:
+        >>> quoted("tbb"), quoted((0.5, 1.5)), len(quoted("x" * 10**6))
+        ("'tbb'", '(0.5, 1.5)', 80)
+    """
+    text = _Quotes().repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Return a sentence about an unknown name, with the closest known names, or all of them if none is close."""
+    names = list(known)
+    if close := difflib.get_close_matches(name[:_LONGEST].lower().replace("-", "_"), names, n=3):
+        return f"unknown {what} {quoted(name)}: did you mean {' or '.join(map(repr, close))}?"
+    return f"unknown {what} {quoted(name)}: known are {', '.join(names)}"

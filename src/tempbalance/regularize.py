@@ -16,6 +16,8 @@ from torch.nn.parameter import Parameter, is_lazy
 from tempbalance.errors import WeightError
 from tempbalance.model.sharded import unwrap
 
+_RANDOM = "random state"  # no parameter has a name with a space
+
 
 class SpectralNormRegularizer:
     """Adds the gradient of the penalty to the gradients of a model's weights.
@@ -32,6 +34,8 @@ class SpectralNormRegularizer:
         strength: The paper's lambda_sr, >= 0; it tunes between 0.001 and 0.015, for WideResNets 0.00005 and 0.001.
         seed: Of the first vectors, which are drawn without touching torch's global random state.
         num_iterations: Power iterations per call of `add_gradients`.
+        fresh: Start each call from new random vectors instead of the kept ones, as the paper's published code does
+            with 5 iterations.
 
     Raises:
         ValueError: If an option is out of range.
@@ -44,7 +48,9 @@ class SpectralNormRegularizer:
         >>> regularizer.add_gradients()  # then optimizer.step()
     """
 
-    def __init__(self, model: nn.Module, *, strength: float, seed: int = 0, num_iterations: int = 1) -> None:
+    def __init__(
+        self, model: nn.Module, *, strength: float, seed: int = 0, num_iterations: int = 1, fresh: bool = False
+    ) -> None:
         if not (math.isfinite(strength) and strength >= 0):
             raise ValueError(f"strength must be finite and >= 0, got {strength!r}")
         if num_iterations < 1:
@@ -52,9 +58,13 @@ class SpectralNormRegularizer:
         self.strength = strength
         self.num_iterations = num_iterations
         self._weights = dict(_named_weights("", model, set()))
-        generator = torch.Generator().manual_seed(seed)
-        self._vectors = {
-            name: normalize(torch.randn(len(weight), generator=generator), dim=0).to(weight)
+        self.fresh = fresh
+        self._generator = torch.Generator().manual_seed(seed)
+        self._vectors = self._draw()
+
+    def _draw(self) -> dict[str, Tensor]:
+        return {
+            name: normalize(torch.randn(len(weight), generator=self._generator), dim=0).to(weight)
             for name, weight in self._weights.items()
         }
 
@@ -64,6 +74,8 @@ class SpectralNormRegularizer:
 
         With a GradScaler, call it after ``unscale_``; with DDP every rank adds the same.
         """
+        if self.fresh:
+            self._vectors = self._draw()
         for name, weight in self._weights.items():
             if not weight.requires_grad or weight.grad is None:
                 continue
@@ -86,8 +98,8 @@ class SpectralNormRegularizer:
         return self.strength / 2 * sum(float(norm) ** 2 for norm in norms)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The kept vectors by the name of their parameter."""
-        return dict(self._vectors)
+        """The kept vectors by the name of their parameter, and the state of the random numbers where they are used."""
+        return {**self._vectors, **({_RANDOM: self._generator.get_state()} if self.fresh else {})}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on with the vectors of another regularizer of the same model.
@@ -104,8 +116,10 @@ class SpectralNormRegularizer:
                     f"the state's has shape {tuple(state[name].shape)}"
                 )
         for name in state:
-            if name not in self._weights:
+            if name not in self._weights and name != _RANDOM:
                 raise ValueError(f"the state has a vector for parameter {name!r}, which is no weight of the model")
+        if self.fresh and _RANDOM in state:
+            self._generator.set_state(state[_RANDOM].cpu())
         self._vectors = {name: state[name].detach().to(weight, copy=True) for name, weight in self._weights.items()}
 
     def _vector(self, name: str) -> Tensor:

@@ -10,22 +10,22 @@ from tempbalance.lab.balancing import scheduler_options
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.operators.recipe import OperatorRecipe
-from tempbalance.lab.recipe import BALANCING_RULES, REFERENCES
+from tempbalance.lab.options import Reference, allowed
 from tempbalance.ranking.compare import ReferenceName
-from tests.cases import raises
+from tests.cases import changed, raises
 
 KINDS = (ImageRecipe, LanguageRecipe, OperatorRecipe)
 
 
 def test_the_names_are_those_of_the_library():
-    assert get_args(ReferenceName) == REFERENCES
+    assert get_args(ReferenceName) == get_args(Reference)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plain_recipe_asks_for_the_paper(kind):
     defaults = {name: each.default for name, each in inspect.signature(TempBalance).parameters.items()}
     defaults["comparison"] = Comparison()
-    asked = scheduler_options(kind(), balanced=True)
+    asked = scheduler_options(kind())
     assert {name: value for name, value in asked.items() if value != defaults[name]}.keys() <= {"interval"}
 
 
@@ -35,10 +35,10 @@ def test_options_go_through_and_without_balancing_layers_are_only_scored(kind):
         reference="random", windows="16", keep_mean=True, shrink=True, smooth=0.5, blend=3, group_by="layer*",
         decay_range=(2.0, 0.5), scale_range=(0.4, 1.2),
     )  # fmt: skip
-    asked = scheduler_options(task, balanced=True)
+    asked = scheduler_options(task)
     assert asked["balance"] == {"lr": (0.4, 1.2), "weight_decay": (2.0, 0.5)}
     assert asked["comparison"] == Comparison("random", 16, True, True, 0.5, 3, "layer*")
-    alone = scheduler_options(task, balanced=False)
+    alone = scheduler_options(changed(task, method="adam"))
     assert alone["scale_range"] == (1.0, 1.0)
     assert not {"balance", "assignment"} & set(alone)
     assert alone["comparison"] == Comparison("random", 16)
@@ -59,13 +59,14 @@ def test_what_does_not_matter_to_a_method_does_not_make_another_run():
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_with_the_rule(name, value):
-    with raises(ValueError, name, BALANCING_RULES[name][0]):
+    rule = "random" if name == "reference" else allowed(ImageRecipe.model_fields[name]).removesuffix(", or null")
+    with raises(ValueError, name, rule):
         ImageRecipe.from_dict({name: value})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_the_rules_of_balancing(kind):
-    with raises(ValueError, "smooth", BALANCING_RULES["smooth"][0]):
+    with raises(ValueError, "smooth", allowed(kind.model_fields["smooth"])):
         kind.from_dict({"smooth": 1.0})
 
 

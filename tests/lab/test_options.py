@@ -1,14 +1,18 @@
-"""Options one by one: types, ranges, and files that hold them."""
+"""Options one by one: types, ranges, files that hold them, and the page about them.
+
+After a change to an option, write docs/options.md with ``python -m tests.lab.test_options``.
+"""
 
 import json
+import os
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from tempbalance.lab import flags
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.options import ASSIGNMENTS, SCORES, TAILS, check_dataset
-from tempbalance.lab.recipe import read_recipe
+from tempbalance.lab.options import ASSIGNMENTS, Assignment, Score, Tail, allowed, check_dataset
+from tempbalance.lab.recipe import find_kind, read_recipe
 from tempbalance.ranking.assign import AssignmentName
 from tempbalance.spectral.score import ScoreName
 from tempbalance.spectral.tail import TailName
@@ -16,10 +20,9 @@ from tests.cases import raises
 
 
 def test_the_names_that_options_know_are_those_of_the_library():
-    assert get_args(TailName) == TAILS
-    assert get_args(ScoreName) == SCORES
-    assert get_args(AssignmentName) == ASSIGNMENTS
-    assert set(flags._TEXTS) == set(ImageRecipe.hints())
+    assert get_args(TailName) == get_args(Tail)
+    assert get_args(ScoreName) == get_args(Score)
+    assert get_args(AssignmentName) == get_args(Assignment)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +43,17 @@ def test_the_names_that_options_know_are_those_of_the_library():
         ("start", -1, [0, -1]),
         ("seed", -1, ["2**64", -1]),
         ("seed", 2**64, ["2**64", 2**64]),
-        ("lr", 0.0, ["> 0", 0.0]),
-        ("lr", -0.1, ["> 0", -0.1]),
+        ("lr", 0.0, ["above 0", 0.0]),
+        ("lr", -0.1, ["above 0", -0.1]),
         ("lr", float("nan"), ["finite", "nan"]),
         ("lr", "inf", ["finite", "'inf'"]),
         ("lr", "fast", ["'fast'"]),
         ("lr", True, [True]),
         ("lr", 10**400, ["finite"]),
-        ("width", 0, ["> 0", 0]),
+        ("lr", 1e300, ["1e+30", "1e+300"]),
+        ("width", 0, ["above 0", 0]),
+        ("width", 1e9, [32, "1000000000.0"]),
+        ("epochs", 10**12, ["1,000,000,000", 10**12]),
         ("momentum", 1, [0, 1]),
         ("weight_decay", -1e-4, [0, -0.0001]),
         ("snr", -1, [0, -1]),
@@ -56,7 +62,7 @@ def test_the_names_that_options_know_are_those_of_the_library():
         ("scale_range", [0.5], ["0.5"]),
         ("scale_range", "ab", ["'ab'"]),
         ("scale_range", [1.5, 0.5], ["0 < low <= high", "1.5, 0.5"]),
-        ("scale_range", [0, 1], ["0 < low <= high", "0.0, 1.0"]),
+        ("scale_range", [0, 1], ["0 < low <= high", "[0, 1]"]),
         ("method", 3, [3]),
         ("model", None, [None]),
         ("dataset", "", ["''"]),
@@ -69,7 +75,7 @@ def test_a_value_of_another_type_or_out_of_range_is_named_with_the_rule(name, va
     path = tmp_path / "r.json"
     path.write_text(json.dumps({name: value}))
     with raises(ValueError, path, name):
-        read_recipe(path, ImageRecipe)
+        read_recipe(path)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +89,7 @@ def test_a_value_of_another_type_or_out_of_range_is_named_with_the_rule(name, va
         ("method", "tb+tb", ["method", "'tb+tb'", "'tb'"]),
         ("method", "tb+cal", ["method", "'tb+cal'", "'tb'"]),
         ("method", "tb+tb+snr", ["method", "'tb+tb+snr'", "'tb+snr'"]),
-        ("nothing_like_it", 1, ["'nothing_like_it'", *ImageRecipe.hints()]),
+        ("nothing_like_it", 1, ["'nothing_like_it'", *ImageRecipe.model_fields]),
     ],
 )
 def test_an_unknown_name_is_answered_with_near_ones_or_all(name, value, carried):
@@ -103,7 +109,8 @@ def test_an_unknown_name_is_answered_with_near_ones_or_all(name, value, carried)
 )
 def test_small_numbers_are_read_however_they_are_written(tmp_path, text):
     (tmp_path / "r").write_text(text)
-    assert read_recipe(tmp_path / "r", ImageRecipe) == {"lr": 5e-5, "weight_decay": 0.1}
+    found = ImageRecipe.from_dict(read_recipe(tmp_path / "r"))
+    assert (found.lr, found.weight_decay) == (5e-5, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +132,40 @@ def test_a_file_that_holds_something_else_is_named(tmp_path, text, carried):
     path = tmp_path / "r.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with raises(ValueError, path, *carried) as caught:
-        read_recipe(path, ImageRecipe)
+        read_recipe(path)
     assert "\n" not in str(caught.value)
+
+
+BOMB = "\n".join(["a: &a0 [x, x]", *(f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40))])
+
+
+@pytest.mark.parametrize(
+    ("text", "carried"),
+    [
+        (BOMB, ["'a'"]),
+        (BOMB.replace("a:", "lr:", 1).replace("b39", "width"), ["width", "got [[["]),
+        (BOMB.replace("a: &a0", "epochs: &a0", 1) + "\nkind: *a39\n", ["kind", "got [[["]),
+        ("a: " + "[" * 100_000, ["nested too deeply"]),
+        ("[" * 100_000, ["nested too deeply"]),
+        ("lr: " + "1" * 4000, ["lr", "very large int"]),
+        ("seed: 0x" + "f" * 100_000, ["seed", "very large int"]),
+        (json.dumps({"x" * 100_000: 1}), ["unknown option 'xxx"]),
+        ("dataset: a\n" * 100_000, ["200,000 bytes"]),
+    ],
+)
+def test_a_hostile_file_is_refused_in_one_short_line(tmp_path, text, carried):
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with raises(ValueError, path, *carried) as caught:
+        read_recipe(path)
+    assert len(str(caught.value)) < 1200
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with raises(ValueError, tmp_path / "pipe", "regular file"):
+        read_recipe(tmp_path / "pipe")
 
 
 def test_a_dataset_is_written_in_one_way():
@@ -140,3 +179,51 @@ def test_a_dataset_must_be_known_or_there(tmp_path):
     check_dataset(str(tmp_path))
     with raises(ValueError, "dataset", "'Cifar-10'", "'cifar10'"):
         check_dataset("Cifar-10")
+
+
+KINDS = ("images", "language", "matrices", "operator", "detection")
+HEAD = """# Options of recipes
+
+`tempbalance train` has a flag for each option of images, such as `--batch-size` for `batch_size`. A
+[recipe file](lab.md#recipe-files) takes the options of its `kind` by these names. This page is generated from the
+declarations by `python -m tests.lab.test_options`.
+
+| option | kinds | value | default | meaning |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def options_page() -> str:
+    """A row for each declaration, with the kinds that share it."""
+    rows = {}
+    for kind in KINDS:
+        for name, field in find_kind(kind).model_fields.items():
+            rows.setdefault((name, allowed(field), field.description), {})[kind] = field.default
+    lines = []
+    for (name, rule, text), defaults in sorted(rows.items(), key=lambda row: row[0][0]):
+        kinds = "all" if len(defaults) == len(KINDS) else ", ".join(defaults)
+        values = {kind: f"`{json.dumps(value)}`" for kind, value in defaults.items() if value is not None}
+        default = ", ".join(f"{value} ({kind})" for kind, value in values.items())
+        if len(set(values.values())) == 1:
+            default = next(iter(values.values()))
+        lines.append(f"| `{name}` | {kinds} | {rule} | {default} | {text} |\n")
+    return HEAD + "".join(lines)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+
+
+def test_the_page_of_options_is_that_of_the_declarations():
+    assert PAGE.read_text() == options_page()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_has_a_help_text_of_one_or_two_sentences(kind):
+    for name, field in find_kind(kind).model_fields.items():
+        assert field.description, name
+        assert field.description.endswith("."), name
+        assert allowed(field), name
+
+
+if __name__ == "__main__":
+    PAGE.write_text(options_page())

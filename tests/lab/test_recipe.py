@@ -55,8 +55,8 @@ def test_a_recipe_is_read_from_yaml_and_from_a_runs_own_json(tmp_path):
     yaml, run = tmp_path / "a.yaml", tmp_path / "recipe.json"
     yaml.write_text("method: cal\nlr: 0.05\n")
     run.write_text(json.dumps({"recipe": ImageRecipe().to_dict(), "versions": {}}))
-    assert read_recipe(yaml, ImageRecipe) == {"method": "cal", "lr": 0.05}
-    assert ImageRecipe.from_dict(read_recipe(run, ImageRecipe)) == ImageRecipe()
+    assert read_recipe(yaml) == {"method": "cal", "lr": 0.05}
+    assert ImageRecipe.from_dict(read_recipe(run)) == ImageRecipe()
 
 
 def test_differences_are_told_in_words():

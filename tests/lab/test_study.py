@@ -1,22 +1,22 @@
 """Studies: what each trains in each preset, how much of it they share, and that a file is all a new one takes."""
 
 import ast
-import itertools
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
 
 from tempbalance.lab import studies as folder_of_studies
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import paper_tables
 from tempbalance.lab.points import PRESETS, find_preset, steps_like
 from tempbalance.lab.recipe import SEEDS
 from tempbalance.lab.study import StudyError, all_studies, find_study, jobs_of_all, read_only, totals_text
-from tempbalance.runlog import RunFolder
+from tempbalance.lab.train import train
 from tests.cases import assert_carries, raises
 
 BEYOND = {"reference", "shrink", "decay", "assignment_all"}
@@ -301,14 +301,14 @@ def test_a_study_is_added_by_one_entry_of_at_most_15_lines(tmp_path, monkeypatch
         assert set(all_studies()) == OF_IMAGES | OTHERS | {"tail_fraction"}
         assert [point.cell["tail_fraction"] for point in study.points(LAPTOP)] == [0.5, 0.25]
         assert study.num_runs(LAPTOP) == 6
-        for point, seed in itertools.product(study.points(SMOKE), SMOKE.seeds):
-            accuracy = 50.0 + seed / 10 + (seed % 3 + 1) * (point.options["tail_fraction"] == 0.25)
-            result = {"test_accuracy": accuracy, "best_accuracy": accuracy, "best_epoch": 1, "seconds": 1.0}
-            RunFolder(tmp_path / point.recipe(seed).id).write_result(result)
+        jobs = study.jobs(SMOKE, study.points(SMOKE), tmp_path)
+        results = [train(job.recipe, job.folder, device="cpu", threads=1)["test_accuracy"] for job in jobs]
         report = study.report(study.find(SMOKE, study.points(SMOKE), tmp_path))
         assert list(report.charts) == ["tail_fraction"]
         row = dict(zip(report.tables[0].columns, report.tables[0].rows[1], strict=True))
-        assert row["against tail fraction 0.5"].value == pytest.approx(2.0)
+        assert row["seeds"] == "2 of 2"
+        first, second = results[:2], results[2:]
+        assert row["against tail fraction 0.5"].value == pytest.approx(fmean(second) - fmean(first))
         assert_carries(report.title, "tail_fraction", "How much")
     finally:
         monkeypatch.undo()

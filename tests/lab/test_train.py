@@ -4,10 +4,9 @@ import io
 import multiprocessing
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Literal
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from rich.console import Console
 
 from tempbalance.lab import recipe as recipes
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.names import Measure
-from tempbalance.lab.recipe import BaseRecipe, find_kind, make_recipe, recipe_dict
+from tempbalance.lab.options import Count
+from tempbalance.lab.recipe import BaseRecipe, Measure, find_kind, make_recipe, recipe_dict
 from tempbalance.lab.runs import Epoch, InterruptedRunError, OtherRunError, TrainingError, disk_needed
 from tempbalance.lab.train import Training, train_on_fabric
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError, read_signed
@@ -25,21 +24,18 @@ from tests.cases import assert_carries, raises
 from tests.lab.cut import resumed_after
 
 
-@dataclass(frozen=True)
 class Walk(BaseRecipe):
     """A random walk of so many epochs."""
 
     kind = "walk"
     measure = Measure("test_distance", "distance", "m", is_lower_better=True)
-    rules: ClassVar = {"length": ("at least 1", lambda value: value >= 1)}
-    choices: ClassVar = {"model": ("feet", "wheels")}
     result_names = ("test_distance", "seconds")
 
     dataset: str = "street"
-    model: str = "feet"
+    model: Literal["feet", "wheels"] = "feet"
     method: str = "straight"
     seed: int = 0
-    length: int = 4
+    length: Count = 4
 
     @property
     def num_epochs(self) -> int:

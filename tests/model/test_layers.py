@@ -302,6 +302,17 @@ def test_a_normalisation_follows_the_latest_layer_of_its_width(norm):
     assert followers(model, "2") == {"2.bias"}
 
 
+def test_a_normalisation_can_name_the_layer_that_it_follows():
+    model = sequential(nn.Linear(4, 16), nn.LayerNorm(16), nn.Linear(16, 8), nn.LayerNorm(8))
+    model[1].follows, model[3].follows = "2", None
+    first, second = find_layers(model)
+    assert {*second.followers} == {model[2].bias, *model[1].parameters()}
+    assert first.followers == [model[0].bias]
+    model[1].follows = "7"
+    with raises(ValueError, "'1'", "'7'"):
+        find_layers(model)
+
+
 def test_a_normalisation_without_a_layer_of_its_width_trains_at_the_base_rate():
     model = sequential(nn.LayerNorm(4), nn.Linear(4, 16), nn.LayerNorm(5), nn.Linear(16, 4))
     assert set(grouped(model)[None]) == {"0.weight", "0.bias", "2.weight", "2.bias"}

@@ -6,12 +6,14 @@ import pickle
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from tempbalance import Comparison, TempBalance, param_groups
 from tempbalance.errors import ScoreError
 from tempbalance.ranking.assign import assign
+from tempbalance.spectral import workers
 from tempbalance.spectral.random_matrix import random_alpha
 from tempbalance.spectral.tail import TailFit, fit_tail
 from tests.cases import mlp, nested, raises, train_step
@@ -443,3 +445,58 @@ def test_a_tail_function_that_gives_nothing_for_random_values_is_refused_with_th
 
     with raises(ScoreError, "layer", "TailFit", None):
         scheduled({"reference": "random", "tail": tail})
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(80, 64)
+        self.conv = nn.Conv2d(64, 64, 3)
+        self.attn = nn.MultiheadAttention(64, 4)
+        self.fc = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 80)
+
+
+def test_scales_by_kind_of_layer_need_no_spectra(monkeypatch):
+    monkeypatch.setattr(workers, "gram_matrices", None)  # a solve would fail
+    model = Block()
+    optimizer = SGD(param_groups(model), lr=1.0)
+    kinds = {"embedding": 5.0, "attention": 2.0, "feed-forward": 3.0, "head": 4.0, "convolution": 0.5}
+    scheduler = TempBalance(optimizer, model, assignment=kinds)
+    expected = {"embed": 5.0, "conv": 0.5, "attn.in_proj_weight": 2.0, "attn.out_proj": 2.0, "fc": 3.0, "head": 4.0}
+    assert scheduler.last_scales == expected
+    assert {group["layer"]: group["lr"] for group in optimizer.param_groups} == expected
+    optimizer.step()
+    scheduler.step()
+    assert scheduler.last_scales == expected
+    other = TempBalance(SGD(param_groups(model), lr=1.0), model, assignment={"head": 2.0})
+    assert other.last_scales == {**dict.fromkeys(expected, 1.0), "head": 2.0}
+
+
+def test_scales_by_kind_and_options_of_scores_are_refused_together():
+    model = Block()
+    with raises(ValueError, "reference"):
+        TempBalance(
+            SGD(param_groups(model), lr=1.0), model, assignment={"head": 2.0}, comparison=Comparison(reference="random")
+        )
+
+
+@pytest.mark.parametrize("assignment", ["shuffled", "shuffled:sqrt:3", "mean", {"head": 2.0}])
+def test_a_control_resumes_as_if_it_had_never_stopped(assignment):
+    def start(saved=None):
+        torch.manual_seed(0)
+        model = Block()
+        optimizer = SGD(param_groups(model), lr=1.0)
+        scheduler = TempBalance(optimizer, model, assignment=assignment)
+        if saved is not None:
+            scheduler.load_state_dict(saved)
+        optimizer.step()
+        return scheduler
+
+    first = start()
+    saved = first.state_dict()
+    first.step()
+    second = start(saved)
+    second.step()
+    assert first.last_scales == second.last_scales
+    assert first.options.assignment == assignment

@@ -248,3 +248,42 @@ def test_what_a_callable_gives_must_be_scales_by_layer(scales):
 
 def test_a_callable_may_give_a_scale_of_zero():
     assert assign({"a": 1.0}, assignment=lambda scores, _: {"a": 0.0}) == {"a": 0.0}
+
+
+@pytest.mark.parametrize("base", NAMES)
+def test_shuffled_keeps_the_scales_and_gives_them_to_other_layers(base):
+    scales, real = assign(SCORES, assignment=f"shuffled:{base}"), assign(SCORES, assignment=base)
+    assert sorted(scales.values()) == sorted(real.values())
+    assert scales != real
+    assert scales == assign(SCORES, assignment=f"shuffled:{base}:0")
+    assert len({tuple(assign(SCORES, assignment=f"shuffled:{base}:{seed}").values()) for seed in range(9)}) > 4
+
+
+def test_shuffled_moves_the_scales_of_other_scores_in_the_same_way():
+    turned = dict(zip(SCORES, reversed(SCORES.values()), strict=True))
+    places = []
+    for scores in (SCORES, turned):
+        shuffled = list(assign(scores, assignment="shuffled").values())
+        places.append({name: shuffled.index(scale) for name, scale in assign(scores).items()})
+    assert places[0] == places[1]
+
+
+@pytest.mark.parametrize("base", NAMES)
+def test_mean_keeps_the_mean_of_the_scales_and_has_none_of_their_spread(base):
+    scales, real = assign(SCORES, assignment=f"mean:{base}"), assign(SCORES, assignment=base)
+    assert len(set(scales.values())) == 1
+    assert scales["a"] == pytest.approx(sum(real.values()) / len(real), rel=1e-15)
+
+
+def test_a_control_is_that_of_linear_where_nothing_else_is_said():
+    for control in ("shuffled", "mean"):
+        assert assign(SCORES, assignment=control) == assign(SCORES, assignment=f"{control}:linear")
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["shuffled:", "mean:cubic", "shuffled:linear:x", "shuffled:linear:1:2", "linear:1", {"norm": 2.0}, {"head": 0}],
+)
+def test_a_control_that_is_not_known_is_refused(assignment):
+    with raises(ValueError, repr(assignment).strip("{}")):
+        check_assignment(assignment, (0.5, 1.5))

@@ -59,6 +59,7 @@ HOSTILE = [
     "\u2028line\u2029paragraph",
     "zero\u200bwidth\ufeff",
     "\ud800 lone surrogate",
+    "\uffff no character",
     "\u05d0\u05d1\u05d2 right to left",
     "x" * 5000,
 ]

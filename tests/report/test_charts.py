@@ -20,7 +20,7 @@ from tests.report.cases import (  # noqa: E402
 
 NAN = float("nan")
 ALL_OF_RUNS = [
-    "accuracy", "loss", "alpha_map", "rate_map", "alpha_boxes", "alpha_histogram", "two_layers", "spectrum"
+    "accuracy", "loss", "layer_maps", "alpha_boxes", "alpha_histogram", "two_layers", "spectrum"
 ]  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_charts_begin_with_a_method_that_has_what_they_show(tmp_path):
     runs = [write_run(tmp_path / "a", method="cal", eigenvalues=False), write_run(tmp_path / "b", method="tb")]
     specs = run_specs(*runs)
     assert param(specs["spectrum"], "method")["value"] == 1
-    assert param(specs["two_layers"], "method")["value"] == 0
+    assert param(specs["two_layers"], "second")["bind"]["labels"] == ["a (cal)", "b (cal)", "a (tb)", "b (tb)"]
 
 
 def test_every_chart_has_a_title_a_description_and_named_axes(tmp_path):
@@ -139,7 +139,7 @@ def test_every_chart_has_a_title_a_description_and_named_axes(tmp_path):
         assert spec["title"], name
         assert len(spec["description"]) > 40, name
         titles = dict(each for each in axes(spec) if each[1])
-        expected = {"x"} if name in ("runs alpha_map", "runs rate_map", "runs alpha_boxes") else {"x", "y"}
+        expected = {"runs layer_maps": {"x"}, "runs alpha_boxes": {"y"}}.get(name, {"x", "y"})
         assert titles.keys() == expected, name  # where layers or methods stand by name, no unit is to be said
 
 

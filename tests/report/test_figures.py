@@ -47,7 +47,10 @@ def test_every_chart_of_runs_can_be_drawn(tmp_path):
     for path in save_figures(charts, tmp_path / "figures", formats=["svg"]):
         _, texts = texts_of(path)
         title = charts[path.stem].to_dict()["title"]
-        assert (title if isinstance(title, str) else "a, cal, epoch 3") in texts
+        title = title if isinstance(title, str) else title["text"]
+        assert (
+            title if isinstance(title, str) else title[0] if isinstance(title, list) else "a, cal, epoch 3"
+        ) in texts
         assert "null" not in texts
         assert "NaN" not in texts
 

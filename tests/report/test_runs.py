@@ -3,17 +3,18 @@ import os
 
 import pytest
 
-from tempbalance.report.layer_charts import alpha_bins
 from tempbalance.report.runs import (
-    cells,
+    against_first,
     curves,
+    find_runs,
     last_alphas,
-    layer_names,
+    method_table,
     read_groups,
     recorded_spectra,
     shown_epochs,
-    summarize,
+    tracks,
 )
+from tempbalance.report.tables import entry_text
 from tempbalance.runlog import RunFolder, RunFolderError
 from tests.cases import raises
 from tests.report.cases import write_run
@@ -27,19 +28,24 @@ def two_methods(folder, **options):
     ]
 
 
+def rows_of(groups):
+    return [[entry_text(entry) for entry in row] for row in method_table(groups).rows]
+
+
 def test_a_method_has_mean_deviation_and_the_difference_over_common_seeds(tmp_path):
-    cal, tb = summarize(read_groups(two_methods(tmp_path)))
-    assert (cal.label, cal.num_complete, cal.mean, cal.std) == ("cal", 2, 91.0, pytest.approx(2**0.5))
-    assert (cal.difference, cal.num_pairs) == (None, 0)
-    assert (tb.label, tb.num_complete, tb.num_pairs) == ("tb", 3, 2)
-    assert (tb.difference, tb.difference_std) == (1.5, pytest.approx(0.5**0.5))
+    groups = read_groups(two_methods(tmp_path))
+    cal, tb = rows_of(groups)
+    assert cal == ["cal", "2", "91.00 ± 1.41", "", ""]
+    assert tb[:2] == ["tb", "3"]
+    assert tb[3].startswith("+1.50")
+    assert tb[3].endswith("(2 of 3 seeds)")
+    assert against_first(groups[1], groups).std == pytest.approx(0.5**0.5)
 
 
 def test_a_run_that_is_not_complete_is_counted_apart(tmp_path):
     runs = [write_run(tmp_path / "a", seed=1), write_run(tmp_path / "b", seed=2)]
     (tmp_path / "b" / "result.json").unlink()
-    (summary,) = summarize(read_groups(runs))
-    assert (summary.num_runs, summary.num_complete, summary.mean, summary.std) == (2, 1, 90.0, None)
+    assert rows_of(read_groups(runs)) == [["tb", "1 of 2", "90.00", "", ""]]
 
 
 def test_one_method_with_two_options_is_two_methods_that_say_in_what_they_differ(tmp_path):
@@ -58,9 +64,10 @@ def test_networks_are_always_said_and_compared_each_with_its_own_kind(tmp_path):
             ("wrn", "tb", 93.0),
         )
     ]
-    summaries = summarize(read_groups(runs))
-    assert [each.label for each in summaries] == ["cal, model vgg", "tb, model vgg", "cal, model wrn", "tb, model wrn"]
-    assert [each.difference for each in summaries] == [None, 1.0, None, 3.0]
+    groups = read_groups(runs)
+    assert [each.label for each in groups] == ["cal, model vgg", "tb, model vgg", "cal, model wrn", "tb, model wrn"]
+    tests = [against_first(each, groups) for each in groups]
+    assert [test and test.mean for test in tests] == [None, 1.0, None, 3.0]
 
 
 def test_recording_more_is_not_another_method(tmp_path):
@@ -99,7 +106,7 @@ def test_numbers_too_large_to_draw_are_left_out(tmp_path):
         for layer in ("a", "b"):
             file.write(json.dumps({"epoch": 9, "layer": layer, "alpha": 10**400, "rate": 1e308}) + "\n")
     run.write_result(run.result)
-    assert last_alphas(read_groups([run]), ["a", "b"]) == []
+    assert [each.values for each in last_alphas(read_groups([run]))] == [()]
 
 
 def test_what_is_no_regular_file_is_refused_before_it_is_read(tmp_path):
@@ -118,12 +125,10 @@ def test_curves_are_the_mean_and_the_ends_over_the_seeds(tmp_path):
     }  # fmt: skip
 
 
-def test_cells_are_means_over_the_seeds(tmp_path):
-    groups = read_groups(two_methods(tmp_path))
-    names = layer_names(groups)
-    assert names == ["a", "b"]
-    assert cells(groups, names)[-1] == {"method": 1, "layer": 1, "epoch": 3, "alpha": 3.3, "rate": 0.2}
-    assert len(cells(groups, names)) == 2 * 2 * 4
+def test_tracks_are_means_over_the_seeds(tmp_path):
+    cal, tb = tracks(read_groups(two_methods(tmp_path)))
+    assert (cal.panel, cal.epochs, cal.layers) == ("cal", (0, 1, 2, 3), ("a", "b"))
+    assert (tb.alpha[1][3], tb.rate[1][3]) == (3.3, 0.2)
 
 
 def test_numbers_that_are_not_finite_are_left_out(tmp_path):
@@ -137,17 +142,21 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path):
     run.write_result(run.result)
     groups = read_groups([run])
     assert {each["epoch"] for each in curves(groups, "loss")} == {1}
-    assert {each["epoch"] for each in cells(groups, ["a"])} == {0, 1}
-    assert last_alphas(groups, ["a"]) == []
+    assert tracks(groups)[0].epochs == (0, 1)
+    assert last_alphas(groups)[0].values == ()
 
 
-def test_the_last_alphas_are_those_of_each_run_and_layer_and_fill_the_bins(tmp_path):
-    alphas = last_alphas(read_groups(two_methods(tmp_path)), ["a", "b"])
-    assert [each["alpha"] for each in alphas] == [2.3, 3.3] * 5
-    counts = {
-        method: sum(each["count"] for each in alpha_bins(alphas) if each["method"] == method) for method in (0, 1)
-    }
-    assert counts == {0: 4, 1: 6}
+def test_the_last_alphas_are_those_of_each_run_and_layer(tmp_path):
+    alphas = last_alphas(read_groups(two_methods(tmp_path)))
+    assert [each.values for each in alphas] == [(2.3, 3.3) * 2, (2.3, 3.3) * 3]
+
+
+@pytest.mark.parametrize("content", ["[]", '{"recipe": [1]}', '{"recipe": "text"}'])
+def test_a_recipe_that_is_no_object_is_refused_by_name(content, tmp_path):
+    run = write_run(tmp_path / "run")
+    (run.path / "recipe.json").write_text(content)
+    with raises(RunFolderError, run.path):
+        read_groups(find_runs([tmp_path]))
 
 
 def test_of_many_epochs_an_even_choice_is_shown_that_stands_for_all(tmp_path):
@@ -159,7 +168,7 @@ def test_of_many_epochs_an_even_choice_is_shown_that_stands_for_all(tmp_path):
 
 def test_a_recorded_spectrum_has_the_median_as_threshold(tmp_path):
     groups = read_groups([write_run(tmp_path / "a", epochs=1)])
-    first = recorded_spectra(groups, ["a", "b"])[0]
+    first = recorded_spectra(groups)[0][0]
     assert (first["epoch"], first["until"], first["layer"]) == (0, 0, 0)
     assert first["xmin"] == 32.0  # of 1 to 64, the 33rd largest
     assert len(first["tail_x"]) == 2
@@ -167,11 +176,11 @@ def test_a_recorded_spectrum_has_the_median_as_threshold(tmp_path):
 
 def test_without_a_known_threshold_there_is_no_line(tmp_path):
     groups = read_groups([write_run(tmp_path / "a", epochs=1, tail="goodness_of_fit")])
-    first = recorded_spectra(groups, ["a", "b"])[0]
+    first = recorded_spectra(groups)[0][0]
     assert (first["xmin"], first["tail_x"], first["note"]) == (None, [], "alpha 2.000")
 
 
 def test_the_data_of_charts_are_plain_json(tmp_path):
     groups = read_groups(two_methods(tmp_path))
-    for data in (curves(groups, "loss"), cells(groups, ["a", "b"]), recorded_spectra(groups, ["a", "b"])):
+    for data in (curves(groups, "loss"), recorded_spectra(groups)[0]):
         assert json.loads(json.dumps(data, allow_nan=False)) == data

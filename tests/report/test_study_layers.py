@@ -102,7 +102,9 @@ def test_an_even_choice_has_the_first_and_the_last():
 def test_a_range_has_room_around_its_values():
     assert zoomed([1.0, None, 3.0]) == pytest.approx((0.76, 3.24))
     assert zoomed([50.0]) == pytest.approx((49.0, 51.0))
-    assert zoomed([0.0]) == (-1.0, 1.0)
+    assert zoomed([0.0]) == (0.0, 1.0)
+    assert zoomed([-2.0, 2.0]) == pytest.approx((-2.48, 2.48))
+    assert zoomed([90.0, 99.0], most=100.0) == pytest.approx((88.92, 100.0))
     assert zoomed([None]) is None
 
 

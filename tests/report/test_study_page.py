@@ -40,16 +40,16 @@ def test_a_study_has_its_words_its_tables_its_charts_and_its_notes():
     assert "Not drawn." not in page.words
 
 
-def test_preset_and_data_stand_under_the_title_and_with_each_table_and_its_caption():
+def test_preset_and_data_stand_under_the_title_and_in_the_caption_of_each_table():
     table = ResultTable("More", COLUMNS, ())
     words = Page(page_of(tables=[table, table])).words
-    assert words.count(SUBTITLE) == 3
+    assert words.count(SUBTITLE) == 1
     assert words.count(f"More ({SUBTITLE})") == 2
 
 
 def test_what_there_is_not_is_left_out():
     words = Page(page_of(charts={}, notes=[], about="")).words
-    assert not {"Figures", "Notes"} & set(words)
+    assert not {"Figures", "In short"} & set(words)
     with raises(ValueError, "table", "chart"):
         page_of(charts={}, tables=[])
 

@@ -203,7 +203,8 @@ def _build(path: Path) -> torch.nn.Module:
             kind = None
         build: Callable[[Any], torch.nn.Module] = transformers.AutoModel.from_config if kind is None else kind
         with torch.device("meta"):
-            return build(config)
+            model = build(config)
+        return model.to(config.dtype) if isinstance(getattr(config, "dtype", None), torch.dtype) else model
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as err:
         raise ValueError(f"{path} must be a transformers configuration: {' '.join(str(err).split())[:300]}") from err
 

@@ -31,7 +31,7 @@ from tempbalance.bench.contestants import (
 )
 from tempbalance.bench.networks import NETWORKS
 from tempbalance.bench.results import Memory, Results, Times
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 from tempbalance.lab.runs import versions
 
 PARTS = ("speed", "memory", "growth", "busy")

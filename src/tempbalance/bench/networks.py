@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
+from tempbalance.errors import unknown
 from tempbalance.lab.images.network import build_network
-from tempbalance.lab.methods import unknown
 
 _QUICK = 1 / 8  # width of the small form
 Batch = tuple[Tensor, Tensor]

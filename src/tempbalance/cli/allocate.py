@@ -12,7 +12,7 @@ from tempbalance import __version__
 from tempbalance.cli.diagnose import diagnose_with_progress, is_same
 from tempbalance.diagnosis.allocation import TARGETS, Allocation, Target, allocate, check_target
 from tempbalance.diagnosis.text import aligned, as_json, cell
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 from tempbalance.report.text import short, shown
 from tempbalance.runlog import write_whole
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
-from rich.console import Console
 
-from tempbalance.cli.terminal import answered, messages, stoppable
+from tempbalance.cli.terminal import answered, messages, say, stoppable, wide_output
 
 if TYPE_CHECKING:
     from tempbalance.bench.measure import Options, Tell
@@ -55,7 +54,7 @@ def bench(
     figure: Annotated[_File, typer.Option(help="Draw the speed: a file that ends in .svg, .pdf or .png.")] = None,
 ) -> None:
     """Measure one balancing beside the published procedure, WeightWatcher and training."""
-    with answered(), stoppable():
+    with answered("lab"), stoppable():
         _check_places(out, figure)
         if estimate is not None:
             _estimate(estimate, ranks, threads, device)
@@ -156,15 +155,14 @@ def _show(results: Results, *, markdown: bool, figure: Path | None) -> None:
     if markdown:
         typer.echo(to_markdown(results), nl=False)
     else:
-        console = Console()
-        console = console if console.is_terminal else Console(width=160)
+        console = wide_output(160)
         for table in tables(results):
             console.print(f"\n{table.caption}", highlight=False)
             console.print(to_rich(table))
         console.print(setting_text(results), highlight=False, soft_wrap=True)
     if figure is not None and not results.of_part("speed"):
-        messages.print("no figure is drawn: no speed was measured")
+        say("no figure is drawn: no speed was measured")
     elif figure is not None:
         from tempbalance.bench.chart import draw_speed
 
-        messages.print(str(draw_speed(results, figure)), markup=False, highlight=False, soft_wrap=True)
+        say(draw_speed(results, figure))

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from tempbalance.cli.terminal import answered, messages, out_folder, stoppable
+from tempbalance.cli.terminal import Terminal, answered, messages, out_folder, say, stoppable, tell, wide_output
 
 if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings
@@ -62,11 +61,11 @@ def list_() -> None:
             if (theirs := str(each.num_runs(PRESETS["paper"], only_paper=True))) != counts[0]:
                 counts[0] = f"{theirs} of {counts[0]}"
             table.add_row(each.name, each.varies + (f" ({figures})" if figures else ""), *counts)
-        Console().print(table)
-        typer.echo("Numbers are runs in each preset. “100 of 200” says how many of them the paper trained:")
-        typer.echo("study run --only-paper runs just these, and --dry-run lists them.")
+        Terminal().print(table)
+        tell("Numbers are runs in each preset. “100 of 200” says how many of them the paper trained:")
+        tell("study run --only-paper runs just these, and --dry-run lists them.")
         for preset in PRESETS.values():
-            typer.echo(f"{preset.name}: {preset.about}")
+            tell(f"{preset.name}: {preset.about}")
 
 
 @study.command()
@@ -136,7 +135,7 @@ def run(
         alone = [each for each in studies if each.is_timed and size.name != "smoke"]
         timed = [job for job in jobs_of_all(chosen, alone, size, folder) if job not in failures]
         others = [job for job in jobs if job not in timed and job not in failures]
-        messages.print(totals_text(jobs), highlight=False)
+        say(totals_text(jobs))
         for part, num_workers in ((others, workers), (timed, 1)):
             if not part:
                 continue
@@ -189,23 +188,17 @@ def _print_plan(
 
     num_slots, where = executor.num_slots, executor.place_text
     executor.close()
-    console = _wide()
+    console = wide_output()
     for each in studies:
         console.print(plan_table(each, size, chosen[each.name], folder))
     jobs = jobs_of_all(chosen, studies, size, folder)
     left = [job for job in jobs if not job.is_done]
-    typer.echo(totals_text(jobs))
-    typer.echo(f"{len(jobs) - len(left)} complete in {folder}, {len(left)} to run: ", nl=False)
-    typer.echo(time_text(Times(known_jobs(folder)), left, num_slots))
-    typer.echo(where)
+    tell(totals_text(jobs))
+    tell(f"{len(jobs) - len(left)} complete in {folder}, {len(left)} to run: ", end="")
+    tell(time_text(Times(known_jobs(folder)), left, num_slots))
+    tell(where)
     if left:
-        typer.echo(disk_text(left, folder, num_slots))
-
-
-def _wide() -> Console:
-    """Return standard output; if it is not a terminal, lines are as long as they need to be."""
-    console = Console()
-    return console if console.is_terminal else Console(width=240)
+        tell(disk_text(left, folder, num_slots))
 
 
 def _print_next(names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None) -> None:
@@ -213,7 +206,7 @@ def _print_next(names: list[str], preset: str, only: list[str] | None, dataset: 
     more = [part for flag, value in given.items() if value is not None for part in (flag, value)]
     more += [part for each in only or [] for part in ("--only", each)]
     for name in dict.fromkeys(names):
-        typer.echo(f"complete; see: {shlex.join(['tempbalance', 'study', 'report', name, *more])}")
+        tell(f"complete; see: {shlex.join(['tempbalance', 'study', 'report', name, *more])}")
 
 
 @study.command()
@@ -236,21 +229,21 @@ def status(
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
         jobs = jobs_of_all(chosen, studies, size, folder)
         states = {job: job.state for job in jobs}
-        console = _wide()
-        typer.echo(f"{', '.join(chosen)}, preset {size.name}, in {folder}: {count_text(Counter(states.values()))}")
+        console = wide_output()
+        tell(f"{', '.join(chosen)}, preset {size.name}, in {folder}: {count_text(Counter(states.values()))}")
         running = [job for job, state in states.items() if state == "running"]
         left = [job for job, state in states.items() if state in ("running", "left")]
         if begun := [job for job in left if job not in running and job.num_finished]:
-            typer.echo(f"{len(begun)} of those left {'is' if len(begun) == 1 else 'are'} begun and will resume")
+            tell(f"{len(begun)} of those left {'is' if len(begun) == 1 else 'are'} begun and will resume")
         done = [job for job, state in states.items() if state == "done"]
         if pace := pace_text(done, len(left), now=time.time()) if running or not left else "":
-            typer.echo(pace)
+            tell(pace)
         if left:
-            typer.echo(time_text(Times(known_jobs(folder)), left, max(1, len(running))))
+            tell(time_text(Times(known_jobs(folder)), left, max(1, len(running))))
         if running:
             console.print(running_table(running, jobs))
         for job in (job for job, state in states.items() if state == "failed"):
-            typer.echo(f"{job.folder.name} failed: {job.failure} (log: {log_of(job)})")
+            tell(f"{job.folder.name} failed: {job.failure} (log: {log_of(job)})")
 
 
 @study.command()
@@ -272,7 +265,7 @@ def claims(
 
 
 def _check_output(form: str, html: Path | None, figures: Path | None) -> None:
-    from tempbalance.lab.methods import unknown
+    from tempbalance.errors import unknown
     from tempbalance.report.page import check_places
     from tempbalance.report.tables import FORMS
 
@@ -285,9 +278,9 @@ def _write(found: Report, form: str, html: Path | None, figures: Path | None) ->
     from tempbalance.report.page import write_report
     from tempbalance.report.tables import print_report
 
-    print_report(found, form, _wide())
+    print_report(found, form, wide_output())
     for path in write_report(found, html=html, figures=figures):
-        messages.print(str(path), markup=False, highlight=False, soft_wrap=True)
+        say(path)
 
 
 @study.command()

@@ -162,13 +162,7 @@ class SharedScoring:
     placed: str
 
     def plan(self, choose: Choose | None = None) -> None:
-        """Find the layers, and agree with the other processes on those to solve: all, or the choice of rank 0.
-
-        Raises:
-            RuntimeError: If the processes hold different models or options, or make different calls.
-            WeightError: If a weight differs between processes, or has no spectrum.
-            ValueError: If a pattern of ``fused`` or a root matches no layer.
-        """
+        """Find the layers, and agree with the other processes on those to solve: all, or the choice of rank 0."""
         self.ranks = ranks = find_ranks(self.share)
         answers = ranks.exchange(f"{self.name}, plan", partial(self._plan, choose))
         del self.find, self.check  # a scoring in the background must not hold the scheduler
@@ -191,9 +185,6 @@ class SharedScoring:
 
         Args:
             solve_mine: Solves this process' share; without it, that is done now.
-
-        Raises:
-            TempBalanceError: If a weight has no spectrum or a score is not finite; it names the layer.
         """
         if self.ranks.size > 1:
             self._share_results(solve_mine or self._solve)

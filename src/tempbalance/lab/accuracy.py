@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tempbalance.lab.findings import Cell, Findings
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.points import NAMED
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
 

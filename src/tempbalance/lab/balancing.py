@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 import tempbalance
-from tempbalance.lab.methods import find_method
 from tempbalance.lab.recipe import BalancingRecipe, IterationsRecipe, is_side
 from tempbalance.lab.runs import Epoch, TrainingError
 from tempbalance.lab.train import Training
@@ -29,12 +28,12 @@ _SCALING = ("scale_range", "assignment")
 _COMPARISON = ("keep_mean", "shrink", "smooth", "blend", "group_by")
 
 
-def scheduler_options(recipe: BalancingRecipe, *, balanced: bool) -> dict[str, Any]:
+def scheduler_options(recipe: BalancingRecipe) -> dict[str, Any]:
     """Return a recipe's options of `tempbalance.TempBalance`; without balancing layers are only scored."""
     options: dict[str, Any] = {name: getattr(recipe, name) for name in _SCORING if hasattr(recipe, name)}
     windows = int(recipe.windows) if recipe.windows is not None and is_side(recipe.windows) else recipe.windows
     comparison: dict[str, Any] = {"reference": recipe.reference, "windows": windows}
-    if not balanced:
+    if not recipe.is_balanced:
         return {**options, "scale_range": (1.0, 1.0), "comparison": tempbalance.Comparison(**comparison)}
     comparison |= {name: getattr(recipe, name) for name in _COMPARISON}
     options |= {name: getattr(recipe, name) for name in _SCALING if hasattr(recipe, name)}
@@ -67,8 +66,7 @@ class BalancedTraining(Training[B]):
         interval: int | None = None,
     ) -> None:
         super().__init__(recipe, network, optimizer(tempbalance.param_groups(network)), fabric)
-        method: str = vars(recipe)["method"]
-        options = scheduler_options(recipe, balanced=find_method(method).balanced)
+        options = scheduler_options(recipe)
         if interval is not None:
             options["interval"] = interval
         self.scheduler = tempbalance.TempBalance(self.optimizer, network, schedule(self.optimizer), **options)

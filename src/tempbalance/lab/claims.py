@@ -19,7 +19,7 @@ Runs = frozenset[tuple[str, int]]  # a cell and a seed
 Values = dict[int, float]  # by seed
 Pairs = Sequence[tuple[float, float]]
 
-_COLUMNS = ("verdict", "claim of the paper", "test", "tests in favour", "against", "corrected p", "runs")
+_COLUMNS = ("verdict", "claim of the paper", "test", "in favour", "corrected p", "runs")
 _CAPTION = (
     "The paper's claims. The p-values are corrected by Holm for the number of tests in the study. A claim holds if "
     f"every test is in favour with p < {LEVEL:g}, does not hold if one is against it with p < {LEVEL:g}, and is "
@@ -337,14 +337,13 @@ class Tested:
     @property
     def row(self) -> list[Entry]:
         """Row of a table."""
-        known = [p for p in self.p_values if p is not None]
+        known, against = [p for p in self.p_values if p is not None], len(self.decided(False))
         p_value = min(self.decided(False), default=max(known, default=None))
         return [
             self.verdict,
             self.claim.text,
             self.claim.test_name,
-            f"{len(self.decided(True))} of {len(self.tests)}",
-            str(len(self.decided(False))),
+            f"{len(self.decided(True))} of {len(self.tests)}" + (f", {against} against" if against else ""),
             None if p_value is None else Number(p_value, digits=3, least=0.001),
             str(self.num_runs),
         ]

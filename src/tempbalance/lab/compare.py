@@ -1,4 +1,4 @@
-"""Methods against each other: each with each seed, and what the differences amount to."""
+"""Comparison of methods with the same seeds: recipes, paired differences and a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = {"epochs": 12, "width": 0.25, "min_eigenvalues": 12}
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a method came to over its seeds.
+    """Results of a method over its seeds.
 
     Attributes:
         method: Its name.
@@ -46,13 +46,13 @@ class Comparison:
 
 
 def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[ImageRecipe]:
-    """The recipes of a comparison: one a method and seed.
+    """Return the recipes of a comparison, one for each method and seed.
 
-    A rate that the options do not give is each method's own. With the digits, epochs, width and min_eigenvalues that
-    they do not give are those of `SMALL`.
+    Without a learning rate in the options, each method has its usual one. On the digits, `SMALL` gives epochs, width
+    and min_eigenvalues unless the options do.
 
     Raises:
-        ValueError: If a method is named twice, or an option is not as it should be.
+        ValueError: If a method is named twice, or an option is out of range.
     """
     if twice := [name for name in methods if methods.count(name) > 1]:
         raise ValueError(f"methods must be named once, got {twice[0]!r} twice")
@@ -62,21 +62,21 @@ def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int
 
 
 def headline(recipes: Sequence[ImageRecipe]) -> str:
-    """What a comparison trains, in a line."""
+    """Describe the runs of a comparison in a line."""
     first = recipes[0]
     methods, seeds = (dict.fromkeys(str(getattr(each, name)) for each in recipes) for name in ("method", "seed"))
-    told = f"{first.dataset}, {first.model}, width {first.width:g}, {first.epochs} epochs"
-    return f"{told}, {', '.join(methods)}, seeds {', '.join(seeds)}"
+    text = f"{first.dataset}, {first.model}, width {first.width:g}, {first.epochs} epochs"
+    return f"{text}, {', '.join(methods)}, seeds {', '.join(seeds)}"
 
 
 def doubts(options: Mapping[str, Any], recipes: Sequence[ImageRecipe]) -> list[str]:
-    """What somebody may not have meant: one rate for methods of different ones, a range that nobody uses."""
+    """Warn of one learning rate for methods with different usual ones, and of a scale range that no method uses."""
     found = []
     methods = dict.fromkeys(recipe.method for recipe in recipes)
     rates = {method: ImageRecipe(model=recipes[0].model, method=method).lr for method in methods}
     if options.get("lr") is not None and len(set(rates.values())) > 1:
         own = ", ".join(f"{method} {rate:g}" for method, rate in rates.items())
-        found.append(f"lr {recipes[0].lr:g} goes for all methods; their own would be {own}")
+        found.append(f"lr {recipes[0].lr:g} is set for all methods; their usual ones are {own}")
     if "scale_range" in options and not any(find_method(method).balanced for method in methods):
         found.append(f"scale_range has no effect: {', '.join(methods)} does not balance")
     return found
@@ -115,7 +115,7 @@ def summarize(methods: Sequence[str], recipes: Sequence[ImageRecipe], folder: Pa
 
 
 def write_comparison(comparisons: Sequence[Comparison], recipes: Sequence[ImageRecipe], folder: Path) -> None:
-    """Leave the comparison beside its runs, as ``comparison.json``."""
+    """Write the comparison as ``comparison.json`` into the folder of its runs."""
     recipe = recipes[0].to_dict()
     content = {
         **{name: recipe[name] for name in ("dataset", "model", "width", "epochs")},
@@ -126,7 +126,7 @@ def write_comparison(comparisons: Sequence[Comparison], recipes: Sequence[ImageR
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    """The comparison for a terminal."""
+    """Return the comparison as a table for a terminal."""
     first = comparisons[0].method
     several, paired = len(comparisons[0].accuracies) > 1, len(comparisons) > 1
     caption = ["Spread of alpha: its standard deviation over the layers at the end."]
@@ -151,7 +151,7 @@ def _with_spread(mean: str, spread: float | None) -> str:
 
 
 def verdict(comparisons: Sequence[Comparison]) -> list[str]:
-    """What was measured, in words, also where the first method wins."""
+    """Describe each difference from the first method in a sentence."""
     sentences = []
     for each in comparisons[1:]:
         found = verdict_text(each.difference, each.interval, num_seeds=len(each.accuracies))

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING
 
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 
 if TYPE_CHECKING:
     from requests import Response

@@ -11,10 +11,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.names import ACCURACY, Measure, pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import PaperResult
 from tempbalance.lab.points import NAMED, Point, Preset, cell_key
-from tempbalance.lab.recipe import find_kind
+from tempbalance.lab.recipe import ACCURACY, Measure, find_kind
 from tempbalance.report.statistics import Paired, paired, verdict_text
 from tempbalance.runlog import Line, RunFolder
 

@@ -1,152 +1,213 @@
-"""The options of a recipe, one by one: their types and ranges, and files that hold them."""
+"""Types, ranges and help texts of a recipe's options, and files that hold options.
+
+An option is declared once, as a field of a recipe: its type with its range, its help text and its default. Flags,
+errors, ``recipe.json``, a run's id and docs/options.md follow from that declaration.
+"""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from tempbalance.lab.methods import find_method, unknown
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
-# Names that torch need not be loaded to know; tests hold them to those of the library.
-DATASETS = ("digits", "fashion_mnist", "mnist", "cifar10", "cifar100", "svhn", "tiny_imagenet")
+from tempbalance.errors import quoted, unknown
+from tempbalance.report.text import shown
+
+_LARGEST_FILE = 200_000  # bytes; a recipe has about a thousand
+_DEEPEST = 50  # levels of nesting in YAML
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Heading of the help under which an option stands."""
+
+    title: str
+
+
+BALANCING, METHOD, LOGGING = Panel("Balancing"), Panel("Method"), Panel("Logging")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Condition on a value, in words and as a function."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check the rule after the type."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: Any) -> Any:
+        if not self.holds(value):
+            raise ValueError
+        return value
+
+
+def _number(value: Any) -> Any:
+    """Convert whole numbers, and text such as YAML makes of 5e-5."""
+    if isinstance(value, bool):
+        raise ValueError
+    try:
+        return float(value) if isinstance(value, int | str) else value
+    except (ValueError, OverflowError):
+        raise ValueError from None
+
+
+def _pair(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# Bounds are far above every sensible value: they refuse typing errors before a network of terabytes is built.
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Size = Annotated[int, Field(ge=1, le=100_000)]
+Number = Annotated[float, BeforeValidator(_number)]
+NotNegative = Annotated[Number, Field(ge=0, le=1e30)]
+Share = Annotated[Number, Field(ge=0, lt=1)]
+Fraction = Annotated[Number, Field(gt=0, lt=1)]
+Pair = Annotated[tuple[Number, Number], BeforeValidator(_pair)]
+
+# Known images, with the number of images for training and for the test; tests compare them with the loaders.
 NUM_IMAGES = {
     "digits": (1438, 359), "fashion_mnist": (60_000, 10_000), "mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
     "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032), "tiny_imagenet": (100_000, 10_000),
 }  # fmt: skip
-MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "vgg19", "wrn16_8", "wrn28_6", "mlp")
-TAILS = ("median", "median_published", "goodness_of_fit", "peak")
-SCORES = (
-    "alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_rank", "frobenius_norm", "entropy",
-)  # fmt: skip
-ASSIGNMENTS = ("linear", "sqrt", "log2", "step", "sigmoid", "power")
+DATASETS = tuple(NUM_IMAGES)
 
-CHOICES = {"model": MODELS, "tail": TAILS, "score": SCORES, "assignment": ASSIGNMENTS}
+# Names of the library, which is not imported because it loads torch; tests compare them.
+Tail = Literal["median", "median_published", "goodness_of_fit", "peak"]
+Score = Literal[
+    "alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_rank", "frobenius_norm", "entropy"
+]
+Assignment = Literal["linear", "sqrt", "log2", "step", "sigmoid", "power"]
+Reference = Literal["random"]
+ASSIGNMENTS: tuple[str, ...] = get_args(Assignment)
 
-Rule = tuple[str, Callable[[Any], bool]]  # in words, and whether a value keeps it
-
-RULES: dict[str, Rule] = {
-    "dataset": ("a name or a path", bool),
-    "method": ("a known method", lambda value: bool(find_method(value))),  # which raises with the closest
-    "width": ("> 0", lambda value: value > 0),
-    "seed": ("at least 0 and below 2**64", lambda value: 0 <= value < 2**64),
-    "lr": ("> 0", lambda value: value > 0),
-    "momentum": ("at least 0 and below 1", lambda value: 0 <= value < 1),
-    "weight_decay": ("at least 0", lambda value: value >= 0),
-    "scale_range": ("two numbers with 0 < low <= high", lambda value: 0 < value[0] <= value[1]),
-    "tail_fraction": ("above 0 and below 1", lambda value: 0 < value < 1),
-    "start": ("at least 0", lambda value: value >= 0),
-    "snr": ("at least 0", lambda value: value >= 0),
-    "lookahead_alpha": ("above 0 and below 1", lambda value: 0 < value < 1),
-    **dict.fromkeys(
-        (
-            "epochs", "stop_after", "batch_size", "interval", "min_eigenvalues", "restart_epochs", "restart_factor",
-            "lookahead_steps", "limit", "test_limit", "interval_steps", "log_steps",
-        ),
-        ("at least 1", lambda value: value >= 1),
-    ),
-}  # fmt: skip
-
-_KINDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false", tuple: "two numbers"}
-
-
-def check_options(
-    options: Mapping[str, Any],
-    hints: Mapping[str, Any],
-    *,
-    rules: Mapping[str, Rule] = RULES,
-    choices: Mapping[str, Sequence[str]] = CHOICES,
-    where: str = "",
-) -> dict[str, Any]:
-    """Options with each value in its type, checked one by one.
-
-    Args:
-        options: Values by name. Whole numbers and numbers in text do where a number is asked for.
-        hints: The type of each known option.
-        rules: What values must be beside that; those of images, unless told.
-        choices: The values of options that have only some; likewise.
-        where: Goes before a message: what the options are from.
-
-    Raises:
-        ValueError: If an option is not known, or its value has another type or is out of range; it names them.
-    """
-    checked = {}
-    for name, value in options.items():
-        if name not in hints:
-            raise ValueError(where + unknown("option", str(name), hints))
-        try:
-            checked[name] = _check(name, _convert(name, value, hints[name]), rules, choices)
-        except ValueError as err:
-            raise ValueError(f"{where}{err}") from err
-    return checked
-
-
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    """The value of an option in the type of its hint.
-
-    Raises:
-        ValueError: If it is of another.
-    """
-    if value is None and NoneType in get_args(hint):
-        return None
-    inner = hint if get_origin(hint) is tuple else next(iter(get_args(hint)), hint)
-    kind = get_origin(inner) or inner
-    if kind is tuple and isinstance(value, list | tuple) and len(value) == 2:
-        return tuple(_convert(name, each, float) for each in value)
-    if kind is float and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    elif kind is not tuple and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-        return value
-    raise ValueError(f"{name} must be {_KINDS[kind]}, got {value!r}")
-
-
-def _check(name: str, value: Any, rules: Mapping[str, Rule], choices: Mapping[str, Sequence[str]]) -> Any:
-    """A value of the right type, if it is in the range of its option; datasets in one way of writing.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    if name in choices and value not in choices[name]:
-        raise ValueError(unknown(name, value, choices[name]))
-    rule, holds = rules.get(name, ("", lambda _: True))
-    if value is not None and not holds(value):
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
-    return str(Path(value)) if name == "dataset" and value not in DATASETS else value
+# Options that several kinds of runs have, each with its own default.
+Place = Annotated[str, Rule("a name or a path", bool), AfterValidator(lambda value: str(Path(value)))]
+Seed = Annotated[
+    int,
+    Rule("a whole number from 0 to 2**64 - 1", lambda value: 0 <= value < 2**64),
+    Field(description="Seed of all randomness."),
+]
+Epochs = Annotated[Count, Field(description="Number of epochs.")]
+LearningRate = Annotated[Number, Field(gt=0, le=1e30, description="Initial learning rate.")]
+BatchSize = Annotated[Count, Field(description="Examples per optimizer step, over all devices.")]
+WeightDecay = Annotated[NotNegative, Field(description="Weight decay of the optimizer.")]
+Betas = Annotated[
+    Pair,
+    Rule("two numbers, at least 0 and below 1", lambda value: all(0 <= each < 1 for each in value)),
+    Field(description="Decay rates of Adam's two averages."),
+    METHOD,
+]
+Epsilon = Annotated[Number, Field(gt=0, le=1, description="Adam's epsilon."), METHOD]
+Iterations = Annotated[Count, Field(description="Number of optimizer steps.")]
+IterationInterval = Annotated[Count, Field(description="Iterations between balancings."), BALANCING]
+EvaluateEvery = Annotated[
+    Count, Field(description="Iterations between evaluations, each of which ends an epoch of the logs.")
+]
+Start = Annotated[int, Field(ge=0, le=10**9, description="Epochs before the first scoring."), BALANCING]
+Limit = Annotated[Count | None, Field(description="Train and test on at most this many images each.")]
+TestLimit = Annotated[Count | None, Field(description="Test on at most this many images. Default: the value of limit.")]
+ScaleRange = Annotated[
+    Pair,
+    Rule("two numbers with 0 < low <= high <= 1e6", lambda value: 0 < value[0] <= value[1] <= 1e6),
+    Field(description="Smallest and largest scale of a balanced method."),
+    BALANCING,
+]
 
 
 def check_dataset(name: str) -> None:
-    """Refuse a dataset that is neither known nor the path of anything.
+    """Refuse a dataset that is neither known nor a path.
 
     Raises:
-        ValueError: It names the closest known ones.
+        ValueError: With the closest known names.
     """
     if name not in DATASETS and not Path(name).expanduser().exists():
         told = unknown("dataset", name, DATASETS)
         raise ValueError(f"{told}; or the path of an .npz file or of a folder with train and test folders")
 
 
+def type_of(hint: Any) -> Any:
+    """Return the plain type of an option: str, int, float, bool or tuple."""
+    if get_origin(hint) in (Annotated, Union, UnionType):
+        return type_of(get_args(hint)[0])
+    return type(get_args(hint)[0]) if get_origin(hint) is Literal else get_origin(hint) or hint
+
+
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """Return the values of an option that has only a few; an empty tuple for others."""
+    if get_origin(hint) in (Annotated, Union, UnionType):
+        return choices_of(get_args(hint)[0])
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def allowed(field: FieldInfo) -> str:
+    """Return the values that an option takes, in words."""
+    return _words(field.annotation, field.metadata)
+
+
+_TYPES = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false", tuple: "two numbers"}
+_LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def _words(hint: Any, metadata: Iterable[Any]) -> str:
+    if get_origin(hint) is Annotated:
+        hint, *more = get_args(hint)
+        metadata = [part for each in more for part in (each.metadata if isinstance(each, FieldInfo) else [each])]
+    for each in metadata:
+        if isinstance(each, Rule):
+            return each.words
+    if get_origin(hint) in (Union, UnionType):
+        inner = [each for each in get_args(hint) if each is not NoneType]
+        return f"{_words(inner[0], metadata)}, or null"
+    if choices := choices_of(hint):
+        return f"{'one of ' if len(choices) > 1 else ''}{', '.join(map(str, choices))}"
+    limits = {
+        name: f"{value:,}" if isinstance(value, int) else f"{value:g}"
+        for each in metadata
+        for name in _LIMITS
+        if (value := getattr(each, name, None)) is not None
+    }
+    text = " and ".join(f"{_LIMITS[name]} {value}" for name, value in limits.items())
+    if limits.keys() == {"ge", "le"}:
+        text = f"from {limits['ge']} to {limits['le']}"
+    return f"{_TYPES[type_of(hint)]} {text}".strip()
+
+
+def explain(err: ValidationError, fields: Mapping[str, FieldInfo], given: Mapping[str, Any]) -> str:
+    """Return the first error about an option in one line: the option, its rule and the value, or the closest name."""
+    first = err.errors(include_url=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        return unknown("option", name, fields)
+    cause = first.get("ctx", {}).get("error")
+    if cause is not None and str(cause):
+        return str(cause)
+    value, choices = given.get(name), choices_of(fields[name].annotation)
+    if isinstance(value, str) and str in map(type, choices):
+        return unknown(name, value, choices)
+    return f"{name} must be {allowed(fields[name])}, got {quoted(value)}"
+
+
 def read_options(path: Path) -> dict[Any, Any]:
-    """What a JSON or YAML file says by name; of a run's ``recipe.json`` its recipe.
+    """Read options by name from a JSON or YAML file; from a run's ``recipe.json``, its recipe.
 
     Raises:
-        ValueError: If the file is neither, holds something else, or says anything twice; it names the file.
+        ValueError: If the file is neither, holds something else, or has a name twice. The message names the file.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        try:
-            content = json.loads(text, object_pairs_hook=_once)
-        except json.JSONDecodeError:
-            content = _read_yaml(text)
-    except ValueError as err:
-        raise ValueError(f"{path}: {err}") from err
+        content = _parse(_read(path))
+    except (ValueError, RecursionError) as err:
+        told = "nested too deeply" if isinstance(err, RecursionError) else err
+        raise ValueError(f"{path}: {told}") from err
     if isinstance(content, dict) and "recipe" in content:
         content = content["recipe"]
     if not isinstance(content, dict):
@@ -155,38 +216,88 @@ def read_options(path: Path) -> dict[Any, Any]:
     return content
 
 
-def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dictionary of pairs.
+def _read(path: Path) -> str:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("must be a regular file")
+    with path.open("rb") as file:
+        content = file.read(_LARGEST_FILE + 1)
+    if len(content) > _LARGEST_FILE:
+        raise ValueError(f"must have at most {_LARGEST_FILE:,} bytes")
+    return content.decode()
 
-    Raises:
-        ValueError: If a name comes twice.
-    """
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError:
+        pass
+    import yaml  # type: ignore[import-untyped]
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """Refuses a name that comes twice; PyYAML would take the last."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            return _once(
+                (self.construct_object(name, True), self.construct_object(each, True)) for name, each in node.value
+            )
+
+    try:
+        _check_depth(yaml.parse(text, Loader))
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, TypeError) as err:  # TypeError: a name that is a list
+        raise ValueError(f"neither JSON nor YAML: {' '.join(str(err).split())[:200]}") from err
+
+
+def _check_depth(events: Iterable[Any]) -> None:
+    """Refuse deep nesting, which would crash the parser."""
+    depth = 0
+    for event in events:
+        name = type(event).__name__
+        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+        if depth > _DEEPEST:
+            raise ValueError("nested too deeply")
+
+
+def _once(pairs: Iterable[Iterable[Any]]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"an option must be given once, got {name!r} twice")
+            raise ValueError(f"an option must be given once, got {quoted(name)} twice")
         found[name] = value
     return found
 
 
-def _read_yaml(text: str) -> Any:
-    """What a YAML document says.
+# The paper's spelling
+_NAMES = {
+    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "tiny_imagenet": "Tiny ImageNet",
+    "digits": "digits", "fashion_mnist": "Fashion-MNIST", "mnist": "MNIST",
+    "resnet18": "ResNet18", "resnet34": "ResNet34", "resnet50": "ResNet50", "resnet101": "ResNet101",
+    "vgg16": "VGG16", "vgg19": "VGG19", "wrn16_8": "WRN16-8", "wrn28_6": "WRN28-6", "mlp": "MLP",
+    "penn_treebank": "Penn Treebank", "pydoc": "Python's help", "voc2007": "PASCAL VOC 2007", "shapes": "drawn shapes",
+    "burgers": "Burgers", "fno": "FNO",
+    "gpt": "GPT", "yolov8n": "YOLOv8n", "yolov8n.yaml": "YOLOv8n, random weights",
+    "lookahead": "Lookahead", "adam": "Adam", "adamw": "AdamW", "adamp": "AdamP",
+    **{name: name.upper() for name in ("cal", "snr", "tb", "sgdr", "lars", "sgdp", "lamb")},
+}  # fmt: skip
 
-    Raises:
-        ValueError: If it is none; it tells the place.
+
+def pretty(value: Any) -> str:
+    """Return the value of an option as the paper writes it.
+
+    Example:
+        >>> pretty("tb+snr"), pretty("wrn16_8"), pretty((0.5, 1.5)), pretty(0.1), pretty("data/own.npz")
+        ('TB+SNR', 'WRN16-8', '(0.5, 1.5)', '0.1', 'own')
     """
-    import yaml  # type: ignore[import-untyped]
-
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Refuses names that come twice, which the plain one takes the last of."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            pairs = [
-                (self.construct_object(key, True), self.construct_object(value, True)) for key, value in node.value
-            ]
-            return _once(pairs)
-
-    try:
-        return yaml.load(text, Loader)
-    except (yaml.YAMLError, TypeError) as err:  # TypeError: a name that is a list
-        raise ValueError(f"neither JSON nor YAML: {' '.join(str(err).split())}") from err
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(pretty, value))})"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if not isinstance(value, str):
+        return str(value)
+    if ", " in value:
+        first, _, others = value.partition(", ")
+        return f"{pretty(first)}, {others}"
+    if value.startswith("tb+"):
+        return f"TB+{pretty(value.removeprefix('tb+'))}"
+    name = Path(value).stem if value.endswith((".npz", "/")) or "/" in value else value
+    return _NAMES.get(value, shown(name))

@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tempbalance.errors import unknown
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.methods import unknown
-from tempbalance.lab.names import pretty
-from tempbalance.lab.options import DATASETS, NUM_IMAGES
+from tempbalance.lab.options import DATASETS, NUM_IMAGES, pretty
 from tempbalance.lab.paper import BETTER, PaperResult, PaperRow, paper_tables, stated
 from tempbalance.lab.recipe import SEEDS, BaseRecipe, make_recipe
 

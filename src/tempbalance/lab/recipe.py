@@ -1,24 +1,44 @@
-"""A run's complete configuration: what recipes of every kind have in common, and the kinds by name."""
+"""Recipes: complete configurations of runs. Base classes of the kinds, and the kinds by name."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from tempbalance.lab.methods import find_method, unknown
-from tempbalance.lab.names import Measure
-from tempbalance.lab.options import ASSIGNMENTS, RULES, SCORES, TAILS, Rule, check_options, read_options
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-SEEDS = (43, 37, 13, 51, 71)  # the paper's
+from tempbalance.errors import quoted, unknown
+from tempbalance.lab.methods import SEEDS as SEEDS
+from tempbalance.lab.methods import find_method
+from tempbalance.lab.options import (
+    BALANCING,
+    Assignment,
+    BatchSize,
+    Count,
+    EvaluateEvery,
+    Fraction,
+    IterationInterval,
+    Iterations,
+    LearningRate,
+    Pair,
+    Reference,
+    Rule,
+    ScaleRange,
+    Score,
+    Seed,
+    Share,
+    Tail,
+    explain,
+    read_options,
+)
 
-# The recipe of each kind. Its package also has the module ``training``; neither is loaded before it is needed.
+# The recipe of each kind. Its package also has the module ``training``; both are loaded on first use.
 _KINDS = {
     "images": "images.recipe.ImageRecipe",
     "language": "language.recipe.LanguageRecipe",
@@ -29,50 +49,108 @@ _KINDS = {
 
 T = TypeVar("T", bound="BaseRecipe")
 
-_HINTS: dict[type, dict[str, Any]] = {}  # of kinds, once asked for: to work them out takes milliseconds
-
 
 @dataclass(frozen=True)
-class BaseRecipe:
-    """Base of all recipes: a frozen dataclass of options, among them ``dataset``, ``model``, ``method``, ``seed``.
+class Measure:
+    """Number by which a complete run is judged.
 
     Attributes:
-        kind: Which kind of run it is; `find_kind` knows them all.
-        measure: What runs are judged by.
-        rules: What each option must be beside its type, as words and a function.
-        choices: Options with known values.
-        result_names: The numbers that a complete run's result has.
-        best_by: The metric that chooses the best epoch; empty for the measure itself.
-        is_float32: Whether runs train in 32-true alone.
+        name: Its key in ``result.json`` and in a line of ``metrics.jsonl``.
+        word: The name in a sentence.
+        unit: Printed after a value; empty for none.
+        points: Unit of a difference between two values.
+        is_lower_better: Whether small values are good.
+    """
+
+    name: str
+    word: str
+    unit: str = ""
+    points: str = ""
+    is_lower_better: bool = False
+
+    @property
+    def title(self) -> str:
+        """Heading of a column: the word and the unit."""
+        return self.with_unit(self.word)
+
+    def with_unit(self, word: str) -> str:
+        """Return a heading with the unit of its numbers."""
+        return f"{word}, {self.unit}" if self.unit else word
+
+    def text(self, value: float) -> str:
+        """Return a value on a test set as part of a sentence."""
+        return f"test {self.word} {value:.2f}{f' {self.unit}' if self.unit else ''}"
+
+    def sign(self, value: float) -> float:
+        """Return a value, or a difference, with the sign for which more is better."""
+        return -value if self.is_lower_better else value
+
+
+ACCURACY = Measure("test_accuracy", "accuracy", "%", "points")
+
+
+class BaseRecipe(BaseModel):
+    """Base of all recipes. Each field is an option: its type and range, its help text and its default.
+
+    Attributes:
+        kind: Name of the kind of run; `find_kind` knows them all.
+        measure: Number by which runs are judged.
+        result_names: Numbers in the result of a complete run.
+        best_by: Metric that chooses the best epoch; empty for the measure itself.
+        is_float32: Whether runs train in 32-true only.
         is_distributable: Whether several devices can train one run.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
     kind: ClassVar[str]
     measure: ClassVar[Measure]
-    rules: ClassVar[Mapping[str, Rule]]
-    choices: ClassVar[Mapping[str, Sequence[str]]]
     result_names: ClassVar[tuple[str, ...]]
     best_by: ClassVar[str] = ""
     is_float32: ClassVar[bool] = False
     is_distributable: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        for name, value in self.checked(vars(self)).items():
-            object.__setattr__(self, name, value)
+    dataset: str
+    model: str
+    method: str
+    seed: Seed = SEEDS[0]
+
+    def __init__(self, **options: Any) -> None:
+        """Check all options.
+
+        Raises:
+            ValueError: In one line: an option is unknown, or its value is not allowed.
+        """
+        try:
+            super().__init__(**options)
+        except ValidationError as err:
+            raise ValueError(explain(err, type(self).model_fields, options)) from None
+
+    def model_post_init(self, context: Any) -> None:
+        """Replace options that follow from others."""
+        vars(self).update(self.resolved())
+
+    def resolved(self) -> Mapping[str, Any]:
+        """Return the options that follow from others, such as the learning rate of a method.
+
+        Raises:
+            ValueError: If options do not go together.
+        """
+        return {}
 
     @property
     def num_epochs(self) -> int:
-        """How many epochs are trained; an epoch is what a line of ``metrics.jsonl`` is of."""
+        """Number of epochs; ``metrics.jsonl`` has a line for each."""
         raise NotImplementedError
 
     @property
     def unused(self) -> set[str]:
-        """Options that do not matter, given the others."""
+        """Options without effect, given the others."""
         return set()
 
     @property
     def pace(self) -> tuple[Any, ...]:
-        """What an epoch's time depends on."""
+        """Options that determine the time of an epoch."""
         raise NotImplementedError
 
     @property
@@ -82,38 +160,35 @@ class BaseRecipe:
 
     @property
     def size_text(self) -> str:
-        """The network's size and the duration in words, with a semicolon between them."""
+        """The network's size and the duration in words, separated by a semicolon."""
         raise NotImplementedError
 
     def check_data(self) -> None:
-        """Refuse data that are neither known nor there, before anything is started.
+        """Refuse data that are neither known nor there, before anything starts.
 
         Raises:
-            ValueError: It says what is missing.
+            ValueError: The message says what is missing.
         """
         raise NotImplementedError
 
     @property
     def has_own_data(self) -> bool:
-        """Whether the data are somebody's own, which can change, and are there."""
+        """Whether the data are a user's own, which can change, and exist."""
         return False
 
     def own_digest(self) -> str | None:
-        """The checksum of data that are somebody's own and so can change; ``None`` for known ones."""
+        """Return the checksum of a user's own data, which can change; ``None`` for known data."""
         return None
 
     @property
     def name(self) -> str:
-        """Short, for folders and tables."""
-        named = vars(self)
-        dataset = Path(named["dataset"]).stem[:60]
-        return "-".join([dataset, *(Path(str(named[each])).stem for each in ("model", "method", "seed"))])
+        """Short name for folders and tables."""
+        return "-".join([Path(self.dataset).stem[:60], Path(self.model).stem, self.method, str(self.seed)])
 
     @property
     def key(self) -> dict[str, Any]:
-        """What tells a run from others: the options that matter and are not at their defaults."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        unused = self.unused
+        """The run's identity: the options that have an effect and differ from their defaults."""
+        defaults, unused = {name: each.default for name, each in type(self).model_fields.items()}, self.unused
         return {name: value for name, value in vars(self).items() if value != defaults[name] and name not in unused}
 
     @property
@@ -122,137 +197,33 @@ class BaseRecipe:
         return f"{self.name}-{hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:8]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All options as plain values."""
-        values = {name: getattr(self, name) for name in self.hints()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        """Return all options as plain values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
-    def checked(cls, options: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-        """Options with each value in its type.
+    def from_dict(cls: type[T], options: Mapping[Any, Any]) -> T:
+        """Make a recipe from options by name.
 
         Raises:
-            ValueError: If an option is not known or its value not allowed; it names the option, the rule and the value.
+            ValueError: If an option is unknown or its value is not allowed.
         """
-        return check_options(options, cls.hints(), rules=cls.rules, choices=cls.choices, where=where)
-
-    @classmethod
-    def hints(cls) -> dict[str, Any]:
-        """The type of each option, the kind's own ones first, as it declares them, then those of its bases."""
-        if cls not in _HINTS:
-            found = get_type_hints(cls)
-            names = {field.name for field in dataclasses.fields(cls)}
-            declared = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ())]
-            _HINTS[cls] = {name: found[name] for name in declared if name in names}
-        return _HINTS[cls]
-
-    @classmethod
-    def from_dict(cls: type[T], options: Mapping[str, Any]) -> T:
-        """A recipe from options by name.
-
-        Raises:
-            ValueError: As of `checked`.
-        """
-        if strange := [name for name in options if name not in cls.hints()]:
-            raise ValueError(unknown("option", str(strange[0]), cls.hints()))
-        return cls(**options)  # which checks each value
+        return cls(**{str(name): value for name, value in options.items()})
 
 
-REFERENCES = ("random",)  # a test holds them to those of the library
-BALANCING_RULES: dict[str, Rule] = {
-    "reference": ("random", lambda value: value in REFERENCES),
-    "windows": ("'square' or a whole number of at least 2", lambda value: value == "square" or is_side(value)),
-    "smooth": ("at least 0 and below 1", lambda value: 0 <= value < 1),
-    "blend": ("at least 1", lambda value: value >= 1),
-    "group_by": ("a name pattern", bool),
-    "decay_range": ("two numbers above 0", lambda value: min(value) > 0),
-}
-UNUSED_ALONE = {"scale_range", "assignment", "keep_mean", "shrink", "smooth", "blend", "group_by", "decay_range"}
+class ScoredRecipe(BaseRecipe):
+    """Base of recipes whose layers are scored, and balanced if the method says so. Defaults are the paper's."""
 
-
-def is_side(text: str) -> bool:
-    """Whether a text is the side of a window."""
-    return text.isdecimal() and int(text) >= 2
-
-
-@dataclass(frozen=True)
-class BalancingRecipe(BaseRecipe):
-    """Base of recipes whose layers can be balanced in ways that the paper does not have.
-
-    Attributes:
-        reference, keep_mean, shrink, smooth, blend, group_by: As in `tempbalance.Comparison`.
-        windows: The same; a number as text.
-        decay_range: Balance the weight decay too: its scales at the smallest and at the largest score.
-    """
-
-    reference: str | None = None
-    windows: str | None = None
-    keep_mean: bool = False
-    shrink: bool = False
-    smooth: float = 0.0
-    blend: int = 1
-    group_by: str | None = None
-    decay_range: tuple[float, float] | None = None
-
-    @classmethod
-    def checked(cls, options: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-        """As of every recipe; windows may be a number."""
-        if type(options.get("windows")) is int:
-            options = {**options, "windows": str(options["windows"])}
-        return super().checked(options, where=where)
-
-    def scores_after(self, epoch: int) -> bool:
-        """Whether layers are noted after an epoch; epoch 0 is before training."""
-        return True
-
-
-COUNT: Rule = ("at least 1", lambda value: value >= 1)
-_SHARED = ("seed", "lr", "batch_size", "scale_range", "interval", "tail_fraction", "min_eigenvalues")
-
-
-@dataclass(frozen=True)
-class IterationsRecipe(BalancingRecipe):
-    """Base of recipes that count in iterations.
-
-    Attributes:
-        method: An optimizer, alone or with ``tb+`` before it, with a cosine.
-        seed: All randomness of the training follows from it.
-        iterations: How long, in steps of the optimizer.
-        lr: Initial learning rate.
-        batch_size: Examples a step.
-        scale_range: Smallest and largest scale of a balanced method.
-        interval: Iterations between balancings; without balancing layers are scored with every evaluation.
-        tail, tail_fraction, score, assignment, score_first, score_last, min_eigenvalues: As for
-            `tempbalance.TempBalance`.
-        evaluate_every: Iterations between evaluations, each of which is an epoch in the run's logs.
-    """
-
-    rules: ClassVar = {
-        **{name: RULES[name] for name in _SHARED},
-        **BALANCING_RULES,
-        **dict.fromkeys(("iterations", "evaluate_every"), COUNT),
-    }
-    choices: ClassVar = {"tail": TAILS, "score": SCORES, "assignment": ASSIGNMENTS}
-
-    method: str = "tb+adam"
-    seed: int = 43
-    iterations: int = 1000
-    lr: float = 1e-3
-    batch_size: int = 16
-    scale_range: tuple[float, float] = (0.5, 1.5)
-    interval: int = 50
-    tail: str = "median"
-    tail_fraction: float = 0.5
-    score: str = "alpha"
-    assignment: str = "linear"
-    score_first: bool = False
-    score_last: bool = False
-    min_eigenvalues: int = 50
-    evaluate_every: int = 100
-
-    @property
-    def num_epochs(self) -> int:
-        """How many evaluations there are."""
-        return math.ceil(self.iterations / self.evaluate_every)
+    scale_range: ScaleRange = (0.5, 1.5)
+    tail: Annotated[Tail, Field(description="How to fit the tail of a spectrum."), BALANCING] = "median"
+    tail_fraction: Annotated[
+        Fraction, Field(description="Share of the eigenvalues in the tail, with a median tail."), BALANCING
+    ] = 0.5
+    score: Annotated[Score, Field(description="Number that ranks the layers."), BALANCING] = "alpha"
+    assignment: Annotated[Assignment, Field(description="Rule from scores to scales."), BALANCING] = "linear"
+    interval: Annotated[Count, Field(description="Epochs between scorings."), BALANCING] = 1
+    score_first: Annotated[bool, Field(description="Score the first layer too."), BALANCING] = False
+    score_last: Annotated[bool, Field(description="Score the last layer too."), BALANCING] = False
+    min_eigenvalues: Annotated[Count, Field(description="Skip layers with fewer eigenvalues."), BALANCING] = 50
 
     @property
     def is_balanced(self) -> bool:
@@ -261,15 +232,85 @@ class IterationsRecipe(BalancingRecipe):
 
     @property
     def unused(self) -> set[str]:
-        """Options of balancing, where there is none."""
-        return set() if self.is_balanced else {"interval", *UNUSED_ALONE}
+        """Options of balancing, for a method without it."""
+        return set() if self.is_balanced else {"scale_range", "assignment"}
+
+
+_SIDE = "'square' or a whole number of at least 2"
+
+
+def is_side(text: str) -> bool:
+    """Whether a text is the side of a window."""
+    return text.isdecimal() and int(text) >= 2
+
+
+class BalancingRecipe(ScoredRecipe):
+    """Base of recipes that have the balancing options beyond the paper, as in `tempbalance.Comparison`."""
+
+    reference: Annotated[
+        Reference | None, Field(description="Kind of matrix whose alpha divides the layer's."), BALANCING
+    ] = None
+    windows: Annotated[
+        Annotated[str, Rule(_SIDE, lambda value: value == "square" or is_side(value))] | None,
+        BeforeValidator(lambda value: str(value) if type(value) is int else value),
+        Field(description="Pool the eigenvalues of square windows of a matrix: square, or their side."),
+        BALANCING,
+    ] = None
+    keep_mean: Annotated[
+        bool, Field(description="Divide scales by their mean, so that they average to 1."), BALANCING
+    ] = False
+    shrink: Annotated[bool, Field(description="Shrink uncertain scores towards the mean."), BALANCING] = False
+    smooth: Annotated[Share, Field(description="Weight of the earlier scores in a moving average."), BALANCING] = 0.0
+    blend: Annotated[Count, Field(description="Epochs over which new scales are reached."), BALANCING] = 1
+    group_by: Annotated[
+        Annotated[str, Rule("a name pattern", bool)] | None,
+        Field(description="Give one score to all layers whose names begin like this pattern."),
+        BALANCING,
+    ] = None
+    decay_range: Annotated[
+        Annotated[Pair, Rule("two numbers above 0 and at most 1e6", lambda value: 0 < min(value) <= max(value) <= 1e6)]
+        | None,
+        Field(description="Balance the weight decay too: its scales at the smallest and at the largest score."),
+        BALANCING,
+    ] = None
+
+    @property
+    def unused(self) -> set[str]:
+        """Options of balancing, for a method without it."""
+        more = set() if self.is_balanced else {"keep_mean", "shrink", "smooth", "blend", "group_by", "decay_range"}
+        return super().unused | more
+
+    def scores_after(self, epoch: int) -> bool:
+        """Whether layers are logged after an epoch; epoch 0 is before training."""
+        return True
+
+
+class IterationsRecipe(BalancingRecipe):
+    """Base of recipes that count in iterations. A method is an optimizer with a cosine schedule."""
+
+    iterations: Iterations = 1000
+    lr: LearningRate = 1e-3
+    batch_size: BatchSize = 16
+    interval: IterationInterval = 50
+    blend: Annotated[Count, Field(description="Iterations over which new scales are reached."), BALANCING] = 1
+    evaluate_every: EvaluateEvery = 100
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of evaluations."""
+        return math.ceil(self.iterations / self.evaluate_every)
+
+    @property
+    def unused(self) -> set[str]:
+        """Options of balancing, for a method without it."""
+        return super().unused | (set() if self.is_balanced else {"interval"})
 
 
 def find_kind(name: str) -> type[BaseRecipe]:
-    """The recipe of a kind.
+    """Return the recipe class of a kind.
 
     Raises:
-        ValueError: If there is no such kind; it names the closest.
+        ValueError: If there is no such kind, with the closest name.
     """
     if name not in _KINDS:
         raise ValueError(unknown("kind", name, _KINDS))
@@ -283,23 +324,25 @@ def training_module(kind: str) -> str:
     return f"tempbalance.lab.{_KINDS[kind].partition('.')[0]}.training"
 
 
-def make_recipe(options: Mapping[str, Any]) -> BaseRecipe:
-    """A recipe from its options, of images where ``kind`` does not say otherwise.
+def make_recipe(options: Mapping[Any, Any]) -> BaseRecipe:
+    """Make a recipe from its options; its kind is images unless ``kind`` names another.
 
     Raises:
-        ValueError: If the kind is not known, or an option is not as it should be.
+        ValueError: If the kind or an option is unknown, or a value is not allowed.
     """
     kind = options.get("kind", "images")
-    return find_kind(str(kind)).from_dict({name: value for name, value in options.items() if name != "kind"})
+    if not isinstance(kind, str):
+        raise ValueError(f"kind must be text, got {quoted(kind)}")
+    return find_kind(kind).from_dict({name: value for name, value in options.items() if name != "kind"})
 
 
 def recipe_dict(recipe: BaseRecipe) -> dict[str, Any]:
-    """A recipe's options as `make_recipe` takes them."""
+    """Return a recipe's options in the form that `make_recipe` takes."""
     return recipe.to_dict() if recipe.kind == "images" else {"kind": recipe.kind, **recipe.to_dict()}
 
 
 def differences(saved: BaseRecipe, wanted: BaseRecipe) -> list[str]:
-    """The options in which two recipes of a kind differ, in words; those that matter in neither are left out."""
+    """Return the options in which two recipes of a kind differ, in words, without those that have no effect."""
     ours, theirs, names = wanted.to_dict(), saved.to_dict(), {*saved.key, *wanted.key}
     return [
         f"{name}: {theirs[name]!r} in the folder, {value!r} asked for"
@@ -308,12 +351,15 @@ def differences(saved: BaseRecipe, wanted: BaseRecipe) -> list[str]:
     ]
 
 
-def read_recipe(path: Path, kind: type[BaseRecipe]) -> dict[str, Any]:
-    """The options of a kind in a YAML or JSON file, checked; a run's ``recipe.json`` is one.
+def read_recipe(path: Path) -> dict[Any, Any]:
+    """Read and check the options in a YAML or JSON file, such as a run's ``recipe.json``.
 
     Raises:
-        ValueError: If the file does not hold options by name, or one of them is not as it should be; it names the file.
+        ValueError: If the file does not hold options by name, or one is not allowed. The message names the file.
     """
     options = read_options(path)
-    options.pop("kind", None)
-    return kind.checked(options, where=f"{path}: ")
+    try:
+        make_recipe(options)
+    except ValueError as err:
+        raise ValueError(f"{path}: {err}") from err
+    return options

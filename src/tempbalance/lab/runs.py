@@ -122,7 +122,7 @@ def check_run(
         if value is not None and (before := content.get(name, value)) != value:
             changed.append(f"{name}: {before!r} in the folder, {value!r} asked for")
     if digest is not None and content.get("data", digest) != digest:
-        changed.append(f"data: the content of {vars(recipe)['dataset']} has changed")
+        changed.append(f"data: the content of {recipe.dataset} has changed")
     if changed:
         raise OtherRunError(
             f"{run.path} holds a run of another recipe: {'; '.join(changed)}; choose another --out or remove the folder"

@@ -17,12 +17,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from tempbalance.errors import unknown
 from tempbalance.lab import studies as folder_of_studies
 from tempbalance.lab.claims import Claim, claims_table, judge_claims
 from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.methods import unknown
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import paper_statements
 from tempbalance.lab.points import Point, Preset
 from tempbalance.lab.recipe import SEEDS, make_recipe
@@ -249,6 +249,6 @@ def totals_text(jobs: Sequence[Job]) -> str:
         >>> totals_text([])
         '0 runs'
     """
-    counts = Counter(pretty(vars(job.recipe)["method"]) for job in jobs)
+    counts = Counter(pretty(job.recipe.method) for job in jobs)
     methods = ", ".join(f"{number} {name}" for name, number in counts.items())
     return f"{len(jobs)} run{'s' * (len(jobs) != 1)}" + (f": {methods}" if methods else "")

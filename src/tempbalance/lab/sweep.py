@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 from rich.console import Console
 from rich.filesize import decimal
 
+from tempbalance.errors import unknown
 from tempbalance.lab.jobs import CLAIM, FAILURE, OUTPUT, Ended, Executor, Job, failure_of
-from tempbalance.lab.methods import unknown
 from tempbalance.lab.progress import SweepView
 from tempbalance.lab.runs import OtherRunError, TrainingError, check_run, disk_needed, finished
 from tempbalance.runlog import RunFolderError, take_lock
@@ -164,7 +164,7 @@ _PAUSE = 0.1  # seconds between two looks
 _PATIENCE = 0.2  # seconds for who only looks whether a run is claimed
 _LATER = 1.0  # seconds until a run that another process has is looked at again
 _RETRY_PAUSES = (20.0, 60.0, 180.0)  # seconds before each retry after a failure that may pass
-_RECENT = 20  # runs from which the pace is told
+_RECENT = 20  # runs that the pace is computed from
 
 
 class View(AbstractContextManager["View"], Protocol):
@@ -183,12 +183,12 @@ def sweep(
     """Train jobs until each is complete or has failed.
 
     A job is claimed before it is started, so that of several sweeps over the same folders one trains it and the others
-    go on to the next, or wait for it when there is none.
+    take the next one, or wait for it when there is none.
 
     Args:
         jobs: What to train; those that are complete are left as they are.
         executor: Trains them; it is closed at the end, whatever happens.
-        view: Is told how it goes.
+        view: Shows the progress.
         retries: How often to restart a job that dies, or fails for a reason that may pass, in the same epoch; after
             such a failure at most three times, with pauses.
         stop_at_failure: End at the first failure.

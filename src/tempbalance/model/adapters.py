@@ -78,11 +78,7 @@ def why_not_merged(module: nn.Module) -> str:
 
 
 def merged_weight(module: nn.Module, base: Tensor) -> Tensor:
-    """Return the weight that an adapted module applies, given its base weight, dequantised.
-
-    Raises:
-        WeightError: If the base weight has no spectrum, or an adapter does not have its shape.
-    """
+    """Return the weight that an adapted module applies, given its base weight, dequantised."""
     check_weight(base)
     if any(getattr(module, name, False) for name in ("merged", "disable_adapters", "disabled")):
         return base

@@ -105,6 +105,7 @@ class _Norm:
     name: str
     parameters: list[Parameter]
     widths: set[int]
+    follows: str | None = ""  # the layer that the module names; None for the base rate, empty where it names none
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
@@ -114,13 +115,17 @@ def find_layers(model: nn.Module) -> list[Layer]:
     ``Conv1D`` of GPT-2, stacked experts, and any other parameter of two or more dimensions. Embeddings, tied weights
     and quantised weights are listed with the reason why they are skipped.
 
+    A normalisation follows the layer that feeds it. A module with an attribute ``follows`` says otherwise: it is the
+    name of a layer, or None for the base rate.
+
     Args:
         model: Any module. Wrappers such as DataParallel, DDP and torch.compile are looked through. Sharded weights
             (FSDP, tensor parallel) are listed with their whole shapes; nothing is gathered.
 
     Raises:
         TypeError: If the model is not a module.
-        ValueError: If it is FullyShardedDataParallel without ``use_orig_params=True``.
+        ValueError: If it is FullyShardedDataParallel without ``use_orig_params=True``, or a normalisation is to follow
+            a layer that the model does not have.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -187,7 +192,8 @@ def _own(name: str, module: nn.Module) -> Iterator[Layer | _Norm]:
     tensors = _tensors(module)
     if _is_norm(module, tensors):
         parameters = [parameter for _, made_of in tensors.values() for parameter in made_of]
-        yield _Norm(name, parameters, {each.shape[0] for each in parameters if not is_lazy(each) and each.dim()})
+        widths = {each.shape[0] for each in parameters if not is_lazy(each) and each.dim()}
+        yield _Norm(name, parameters, widths, getattr(module, "follows", ""))
         return
     layers = {}
     for key, (load, made_of) in tensors.items():
@@ -337,6 +343,13 @@ def _attach_norms(found: list[Layer | _Norm]) -> None:
     Of several registered together behind their layers, as in nn.TransformerEncoderLayer, the last one follows the
     latest such layer, the one before it the next earlier layer without one, and so on.
     """
+    for norm in [each for each in found if isinstance(each, _Norm) and each.follows != ""]:
+        found.remove(norm)
+        if norm.follows is not None:
+            named = [each for each in found if isinstance(each, Layer) and each.name == norm.follows]
+            if not named:
+                raise ValueError(f"{norm.name!r} must follow a layer of the model, got {norm.follows!r}")
+            named[0].followers.extend(norm.parameters)
     layers: list[Layer] = []
     num_fed = 0  # layers before this one have their normalisations
     for parent, run in groupby(found, lambda each: each.name.rpartition(".")[0] if isinstance(each, _Norm) else None):

@@ -35,7 +35,7 @@ from tempbalance.optim.state import (
     plain,
     schedule_types,
 )
-from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange
+from tempbalance.ranking.assign import Assignment, ScaleRange
 from tempbalance.ranking.compare import Blending, Comparison, Scales, check_group_by, scales_of, unit_of
 from tempbalance.ranking.scoring import hints
 from tempbalance.ranking.table import LayerRow, LayerTable
@@ -62,7 +62,8 @@ class TempBalance(LRScheduler):
             ``goodness_of_fit``, ``peak``, or a function from eigenvalues, ascending, to a `TailFit`.
         tail_fraction: With a median, the fraction of eigenvalues in the tail; the paper's 1/2.
         assignment: From scores to scales: ``linear`` (the paper, Eq. 2), ``sqrt``, ``log2``, ``step``, ``sigmoid``,
-            ``power``, or a function of scores by layer and the scale range.
+            ``power``, or a function of scores by layer and the scale range. Controls: ``shuffled``, ``mean``, also as
+            ``shuffled:sqrt:7``; or scales by kind of layer, such as ``{"embedding": 5.0}``, without spectra.
         balance: The values of a param group that are balanced, with the scales of the smallest and the largest score:
             ``{"lr": (0.5, 1.5), "weight_decay": (1.5, 0.5)}``. None balances the learning rate within ``scale_range``.
 
@@ -106,7 +107,7 @@ class TempBalance(LRScheduler):
         score: ScoreName | ScoreFunction = "alpha",
         tail: TailName | TailFunction = "median",
         tail_fraction: float = 0.5,
-        assignment: AssignmentName | AssignmentFunction = "linear",
+        assignment: Assignment = "linear",
         balance: Mapping[str, ScaleRange] | None = None,
         interval: int = 1,
         start: int = 0,

@@ -18,7 +18,7 @@ from tempbalance.errors import check_count, check_finite
 from tempbalance.execution.inline import Execution
 from tempbalance.optim.param_groups import LABEL, flatten
 from tempbalance.optim.rates import check_target
-from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange, check_assignment
+from tempbalance.ranking.assign import Assignment, ScaleRange, check_assignment
 from tempbalance.ranking.compare import Blending, Scaling
 from tempbalance.ranking.scoring import Scoring
 from tempbalance.ranking.table import LayerRow, from_plain
@@ -34,7 +34,7 @@ class Options(Scoring):
     """The keywords of `TempBalance`, which describes them."""
 
     scale_range: ScaleRange = (0.5, 1.5)
-    assignment: AssignmentName | AssignmentFunction = "linear"
+    assignment: Assignment = "linear"
     balance: Mapping[str, ScaleRange] | None = None
     interval: int = 1
     start: int = 0
@@ -59,6 +59,12 @@ class Options(Scoring):
     def scaling(self) -> Scaling:
         """How scores become scales."""
         check_assignment(self.assignment, self.scale_range)
+        if self.by_kind is not None and (self.balance, self.comparison.reference, self.comparison.shrink) != (
+            None,
+            None,
+            False,
+        ):
+            raise ValueError(f"scales by kind of layer need no balance, reference or shrink, got {self.assignment!r}")
         if self.balance is None:
             return Scaling(self.assignment, {"lr": (self.scale_range[0], self.scale_range[1])}, self.comparison)
         if not isinstance(self.balance, Mapping) or not self.balance:
@@ -71,6 +77,11 @@ class Options(Scoring):
         for name, ends in self.balance.items():
             check_assignment(self.assignment, ends, name=f"balance[{name!r}]", turned=True)
         return Scaling(self.assignment, self.balance, self.comparison)
+
+    @property
+    def by_kind(self) -> Mapping[str, float] | None:
+        """Scales by kind of layer; None if layers are scored."""
+        return self.assignment if isinstance(self.assignment, Mapping) else None
 
     def is_due(self, call: int) -> bool:
         """Whether layers are scored at a call of ``step``."""
@@ -152,9 +163,10 @@ def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
         raise ValueError(f"not a state of TempBalance: version {state.get('version')!r}, missing {missing}")
     for key in ("last_epoch", "step_count"):
         check_count(f"the state's {key}", state[key], least=0)
-    for key, present in (("groups", labels_of(optimizer)), ("schedule_types", schedule_types(schedule))):
-        if state[key] != present:
-            raise ValueError(f"the state has {key.replace('_', ' ')} {state[key]}, this scheduler {present}")
+    if state["groups"] != (labels := labels_of(optimizer)):
+        raise ValueError(f"the state has param groups {state['groups']}, the optimizer {labels}")
+    if state["schedule_types"] != (types := schedule_types(schedule)):
+        raise ValueError(f"the state has schedule {state['schedule_types']}, this scheduler {types}")
     rates = [group["lr"] for group in optimizer.param_groups]
     _check_like(state["bases"], {"lr": rates}, "bases")
     driven = driven_by(schedule, optimizer)

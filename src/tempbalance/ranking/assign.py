@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from numbers import Real
+from random import Random
 from typing import Literal, get_args
 
 from tempbalance.errors import ScoreError
@@ -13,6 +14,9 @@ from tempbalance.errors import ScoreError
 AssignmentName = Literal["linear", "sqrt", "log2", "step", "sigmoid", "power"]
 ScaleRange = tuple[float, float]
 AssignmentFunction = Callable[[dict[str, float], ScaleRange], Mapping[str, float]]
+KINDS = ("embedding", "attention", "feed-forward", "head", "convolution")
+# a name, a control such as "shuffled", "mean:sqrt" or "shuffled:linear:7", a function, or scales by kind of layer
+Assignment = AssignmentName | str | AssignmentFunction | Mapping[str, float]
 
 _CLIPPED = ("linear", "step", "power")  # that map onto the range; the others only look at its width, or not at it
 _STEEPNESS = 10.0  # tau of the sigmoid
@@ -20,19 +24,38 @@ _LARGEST = 300.0  # exponent of ten, far from where floats end
 
 
 def check_assignment(
-    assignment: str | Callable[..., object], scale_range: ScaleRange, *, name: str = "scale_range", turned: bool = False
+    assignment: Assignment, scale_range: ScaleRange, *, name: str = "scale_range", turned: bool = False
 ) -> None:
     """Refuse an unknown assignment, and a range that is not 0 < low <= high; ``turned`` lets the low end be larger."""
-    if not callable(assignment) and assignment not in get_args(AssignmentName):
-        names = ", ".join(get_args(AssignmentName))
-        raise ValueError(f"assignment must be one of {names} or a callable, got {assignment!r}")
+    if isinstance(assignment, Mapping):
+        for kind, scale in assignment.items():
+            if kind not in KINDS or not _is_scale(scale):
+                raise ValueError(f"assignment must map {', '.join(KINDS)} to scales above 0, got {kind!r}: {scale!r}")
+    base = parse(assignment)[1]
     is_pair = isinstance(scale_range, tuple | list) and len(scale_range) == 2
     is_pair = is_pair and all(map(_is_scale, scale_range))
     if not is_pair or (not turned and scale_range[0] > scale_range[1]):
         rule = "two numbers above 0" if turned else "a pair with 0 < low <= high"
         raise ValueError(f"{name} must be {rule}, got {scale_range!r}")
-    if scale_range[0] > scale_range[1] and assignment in ("sqrt", "log2"):
+    if scale_range[0] > scale_range[1] and base in ("sqrt", "log2"):
         raise ValueError(f"{name} must have low <= high with assignment {assignment!r}, got {scale_range!r}")
+
+
+def parse(assignment: Assignment) -> tuple[str, AssignmentName | AssignmentFunction, int]:
+    """Return the control (empty, ``shuffled`` or ``mean``), the assignment that it is a control of, and its seed."""
+    names = get_args(AssignmentName)
+    if isinstance(assignment, Mapping):
+        return "", "linear", 0
+    if callable(assignment) or assignment in names:
+        return "", assignment, 0  # type: ignore[return-value]
+    words = str(assignment).split(":")
+    control, base, seed = (*words, *("", "linear", "0")[len(words) :])[:3]
+    if len(words) > 3 or control not in ("shuffled", "mean") or base not in names or not seed.isdecimal():
+        raise ValueError(
+            f"assignment must be one of {', '.join(names)}, a callable, scales by kind of layer, or a control such as "
+            f"'shuffled', 'mean' or 'shuffled:sqrt:7', got {assignment!r}"
+        )
+    return control, base, int(seed)  # type: ignore[return-value]
 
 
 def _is_scale(value: object) -> bool:
@@ -42,7 +65,7 @@ def _is_scale(value: object) -> bool:
 def assign(
     scores: Mapping[str, float],
     *,
-    assignment: AssignmentName | AssignmentFunction = "linear",
+    assignment: Assignment = "linear",
     scale_range: ScaleRange = (0.5, 1.5),
     turned: bool = False,
 ) -> dict[str, float]:
@@ -56,7 +79,8 @@ def assign(
             ``scale_range`` is; ``sigmoid`` is 10^(s (sigmoid(10 (score - mean)) - 1/2)) with s = log10(high / low), so
             around 1, within the root of the range's ratio. A function is given the scores and the range and returns
             scales by layer. Where all scores are equal, as with one layer alone, every scale is 1, clipped to
-            ``scale_range`` by those that map onto it.
+            ``scale_range`` by those that map onto it. ``shuffled`` permutes the linear scales among the layers, and
+            ``mean`` gives every layer their mean; ``shuffled:sqrt:7`` permutes those of ``sqrt``, by seed 7.
         scale_range: The scales of the smallest and of the largest score, 0 < low <= high; the paper uses (0.5, 1.5).
         turned: Whether the first may be the larger one: the larger a score, the smaller its scale.
 
@@ -70,6 +94,9 @@ def assign(
         {'conv1': 0.5, 'conv2': 1.5, 'fc': 1.0}
     """
     check_assignment(assignment, scale_range, turned=turned)
+    if isinstance(assignment, Mapping):
+        raise ValueError("scales by kind of layer need layers, not scores: give them to TempBalance")
+    control, assignment, seed = parse(assignment)
     for name, score in scores.items():
         _check_score(name, score, assignment)
     if not scores:
@@ -81,6 +108,10 @@ def assign(
         scales = _FUNCTIONS[assignment](values, scale_range)
     else:
         scales = [_clip(1.0, scale_range) if assignment in _CLIPPED else 1.0] * len(values)
+    if control == "shuffled":
+        Random(seed).shuffle(scales)
+    elif control == "mean":
+        scales = [math.fsum(scales) / len(scales)] * len(scales)
     return dict(zip(scores, scales, strict=True))
 
 

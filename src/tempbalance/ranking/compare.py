@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from tempbalance.errors import ScoreError, check_count
-from tempbalance.ranking.assign import AssignmentFunction, AssignmentName, ScaleRange, assign
+from tempbalance.ranking.assign import Assignment, ScaleRange, assign
 from tempbalance.ranking.table import LayerRow, PartRow
 from tempbalance.spectral.matrices import Windows, check_windows
 
@@ -72,7 +72,7 @@ def check_group_by(group_by: object, names: Sequence[str] | None = None) -> None
 class Scaling:
     """From rows with scores to rows with scales, of each target between those of the smallest and the largest score."""
 
-    assignment: AssignmentName | AssignmentFunction
+    assignment: Assignment
     targets: Mapping[str, ScaleRange]
     comparison: Comparison
 
@@ -82,9 +82,6 @@ class Scaling:
         Args:
             rows: Of one scoring.
             earlier: Of the scoring before.
-
-        Raises:
-            ScoreError: If a score does not suit the assignment, or a function returns no scale or no group name.
         """
         roots = dict.fromkeys(row.root for row in rows)
         within = [self._within_root([row for row in rows if row.root == root], earlier) for root in roots]
@@ -97,7 +94,8 @@ class Scaling:
         sizes = {row.name: math.prod(row.shape) if self.comparison.keep_mean == "parameters" else 1 for row in rows}
         scales: dict[str, dict[str, float]] = {}
         for target, ends in self.targets.items():
-            assigned = assign(scores, assignment=self.assignment, scale_range=ends, turned=True)
+            by_kind = isinstance(self.assignment, Mapping)  # whose scores are scales
+            assigned = scores if by_kind else assign(scores, assignment=self.assignment, scale_range=ends, turned=True)
             of_layers = {name: assigned[unit] for name, unit in units.items()}
             scales[target] = _with_mean_1(of_layers, sizes) if self.comparison.keep_mean else of_layers
         of_lr = scales.pop("lr", {})

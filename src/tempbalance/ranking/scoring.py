@@ -46,6 +46,11 @@ class Scoring:
     roots: Sequence[str] = ()
     comparison: Comparison = field(default_factory=Comparison)
 
+    @property
+    def by_kind(self) -> Mapping[str, float] | None:
+        """Scales by kind of layer, which need no spectra; None if layers are scored."""
+        return None
+
     def __post_init__(self) -> None:
         check_tail(self.tail, self.tail_fraction)
         check_score(self.score)
@@ -102,9 +107,15 @@ class Plan:
     reasons: dict[str, str]
     jobs: dict[str, list[Job]]
     roots: dict[str, str]
+    scales: Mapping[str, float] = field(default_factory=dict)  # by kind of layer
 
     def rows(self) -> list[LayerRow]:
-        """Return a row for each layer, once the jobs are done."""
+        """Return a row for each layer, once the jobs are done; a scale by kind stands in the place of its score."""
+        if self.scales:
+            return [
+                LayerRow(each.name, each.shape, score=self.scales.get(each.name), reason=self.reasons[each.name])
+                for each in self.layers
+            ]
         return [
             make_row(layer, self.jobs.get(layer.name, []), self.reasons[layer.name], root=self.roots[layer.name])
             for layer in self.layers
@@ -114,12 +125,7 @@ class Plan:
 def score_layers(
     layers: Sequence[Layer], scoring: Scoring, *, device: str | torch.device | None = None
 ) -> list[LayerRow]:
-    """Return a row for each layer: its score, or why it is skipped. Solve on the device, or where each weight is.
-
-    Raises:
-        ValueError: If a pattern of ``fused`` or a root matches no layer.
-        TempBalanceError: If a weight has no spectrum (NaN, meta, complex, ...) or a score is not finite.
-    """
+    """Return a row for each layer: its score, or why it is skipped. Solve on the device, or where each weight is."""
     plan = plan_layers(layers, scoring)
     solve([job for each in plan.jobs.values() for job in each], scoring, device=device)
     return plan.rows()
@@ -137,8 +143,23 @@ def plan_layers(layers: Sequence[Layer], scoring: Scoring) -> Plan:
             raise ValueError(f"root {root!r} contains no layer, of {names}")
     at_ends = {root: ends([layer for layer in layers if roots[layer.name] == root]) for root in set(roots.values())}
     reasons = {layer.name: _reason(layer, scoring, roots[layer.name], *at_ends[roots[layer.name]]) for layer in layers}
+    if scoring.by_kind is not None:
+        lasts = [last for _, last in at_ends.values()]
+        kinds = {layer.name: kind_of(layer, is_last=layer in lasts) for layer in layers if not reasons[layer.name]}
+        return Plan(layers, reasons, {}, roots, {name: scoring.by_kind.get(kind, 1.0) for name, kind in kinds.items()})
     jobs = {layer.name: jobs_of(layer, scoring) for layer in layers if not reasons[layer.name]}
     return Plan(layers, reasons, jobs, roots)
+
+
+def kind_of(layer: Layer, *, is_last: bool) -> str:
+    """Return the kind of a layer, by its type, place and name; a matrix is feed-forward if nothing else fits."""
+    if layer.is_embedding:
+        return "embedding"
+    if len(layer.shape) > 3:
+        return "convolution"
+    if is_last:
+        return "head"
+    return "attention" if _ATTENTION.search(layer.name) else "feed-forward"
 
 
 def ends(layers: Sequence[Layer]) -> tuple[Layer | None, Layer | None]:
@@ -154,9 +175,11 @@ def _reason(layer: Layer, scoring: Scoring, root: str, first: Layer | None, last
         return f"name matches exclude pattern {pattern!r}"
     if scoring.roots and not root:
         return "outside roots"
-    if not (scoring.score_embeddings and layer.is_own_embedding):
+    if not ((scoring.score_embeddings or scoring.by_kind is not None) and layer.is_own_embedding):
         if layer.skipped:
             return layer.skipped
+        if scoring.by_kind is not None:
+            return "frozen" if layer.is_frozen else ""
         if layer is first and not scoring.score_first:
             return "first layer"
         if layer is last and not scoring.score_last:
@@ -236,7 +259,7 @@ def solve(
         loaded: list[Job] = []
         verdicts: dict[int, bool | TempBalanceError] = {}
         judge = partial(_judge, verdicts, loaded, scoring)
-        parts = _load(sorted(jobs, key=_by_cost), loaded, refuse, load)
+        parts = _load(sorted(jobs, key=lambda job: -job.cost), loaded, refuse, load)
         # a user's function is called in the calling thread, the library's own fits beside the solves
         then = None if own else judge
         results = spectra(parts, double=in_double, memory=memory, beside=beside, device=device, then=then)
@@ -251,10 +274,6 @@ def solve(
                 jobs.append(job)
             elif see is not None and isinstance(spectrum, Spectrum):
                 see(job, spectrum)
-
-
-def _by_cost(job: Job) -> int:
-    return -job.cost
 
 
 def _load(jobs: list[Job], loaded: list[Job], refuse: Refuse, load: Callable[[Layer], Tensor]) -> Iterator[Part]:
@@ -325,11 +344,7 @@ def is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
 
 
 def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
-    """Return the tail fit of a spectrum, in the weight's units.
-
-    Raises:
-        TailError: If the spectrum is zero, its tail flat, or its threshold rounding noise.
-    """
+    """Return the tail fit of a spectrum, in the weight's units."""
     if spectrum.largest == 0:
         raise TailError("all eigenvalues are zero")
     if callable(scoring.tail):
@@ -391,6 +406,7 @@ def naming(layer: Layer) -> Iterator[None]:
         raise type(err)(f"layer {layer.name!r}, weight {layer.shape}: {err}") from err
 
 
+_ATTENTION = re.compile(r"attn|attention|qkv|[qkv]_proj|query|key|value|in_proj|out_proj", re.IGNORECASE)
 _FUSED = re.compile(r"qkv|c_attn|in_proj", re.IGNORECASE)
 _MIN_EXPLAINED = 0.6  # share of alpha's variance
 _MIN_SPREAD = 1.05  # the largest alpha of random matrices over the smallest
@@ -399,7 +415,7 @@ _MIN_LAYERS = 4
 
 def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -> list[str]:
     """Return what a user should know about the options, at most one line about each."""
-    scored = {row.name: row for row in rows if row.score is not None}
+    scored = {row.name: row for row in rows if row.alpha is not None}
     known = [layer for layer in layers if layer.name in scored]
     lines = []
     share = _explained_by_shape(known, scored, scoring)

@@ -9,11 +9,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints, overl
 
 
 def from_plain(kind: Any, value: Any, name: str) -> Any:
-    """Return plain values as the dataclass, tuple, mapping, number or string that a type asks for.
-
-    Raises:
-        ValueError: If they do not fit it; ``name`` says where they are from.
-    """
+    """Return plain values as the dataclass, tuple, mapping, number or string that a type asks for."""
     origin, inside = get_origin(kind), get_args(kind)
     if kind is Any or (value is None and NoneType in inside):
         return value

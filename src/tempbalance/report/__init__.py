@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tempbalance.report.chart import save_figures
     from tempbalance.report.diagnosis import diagnosis_charts, diagnosis_page
-    from tempbalance.report.run_page import runs_charts, runs_page
+    from tempbalance.report.runs import runs_charts, runs_page
 
 _MODULES = {
     "diagnosis_charts": "diagnosis",
     "diagnosis_page": "diagnosis",
-    "runs_charts": "run_page",
-    "runs_page": "run_page",
+    "runs_charts": "runs",
+    "runs_page": "runs",
     "save_figures": "chart",
 }
 

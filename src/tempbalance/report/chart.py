@@ -1,4 +1,4 @@
-"""Parts of charts: look, panels side by side, axes, and files for papers and slides."""
+"""Parts of charts: colours, panels side by side, axes that one bad value does not flatten, and files for papers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import altair as alt
@@ -17,17 +18,27 @@ import vl_convert
 
 from tempbalance.report.text import finite, short, shown
 
+T = TypeVar("T")
+Datum = dict[str, Any]
+Signs = Mapping[str, tuple[str, str]]  # shape and colour by name
+FORMATS = ("svg", "pdf", "png")
 WIDTH, HEIGHT = 640, 280  # of a figure on paper; in the page the width is that of the box
+PANEL_HEIGHT = 170
 INK, FAINT = "#33373d", "#8a8f98"
 BLUE, RED = "#3f7fbf", "#d0505a"
-COLOURS = ("#3f7fbf", "#d0505a", "#2f9178", "#a9761c", "#8a63c4", "#6f7a86", "#c2559a", "#5d8a2e")
+# readable on white and on black, in colour and, with the dashes, in grey; blue shades are TB's, grey is CAL's
+_OURS, _PLAIN = (BLUE, "#1f5a94", "#2aa1b8", "#5a6fd0"), "#6f7a86"
+COLOURS = ("#d0505a", "#2f9178", "#a9761c", "#8a63c4", "#c2559a", "#5d8a2e", "#b0602e", "#8c8c3c")
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2], [12, 3], [1, 3], [6, 2, 1, 2, 1, 2])
+_ROOM = 960  # width of all columns and their axes on the page and on paper
+_TOP = 0.05  # share of an axis, at its end, without a tick
+_LETTER = 6.3  # width of a letter of a label, about
 
 # Data go into a chart last and as text: lists would be copied and checked, value by value, at every step.
 DATA = alt.NamedData(name="main", format=alt.JsonDataFormat(type="json"))
 
 
-def finish(chart: Any, data: list[dict[str, Any]], *, title: str | alt.Title, description: str) -> alt.TopLevelMixin:
+def finish(chart: Any, data: list[Datum], *, title: str | alt.Title, description: str) -> alt.TopLevelMixin:
     """Give a chart its data, its title, its text for screen readers and the common look."""
     finished: alt.TopLevelMixin = (
         chart.properties(title=title, description=description)
@@ -46,7 +57,7 @@ def finish(chart: Any, data: list[dict[str, Any]], *, title: str | alt.Title, de
             tickColor=FAINT,
         )
         .configure_legend(
-            labelColor=INK, titleColor=INK, orient="bottom", columns=3, labelLimit=220, labelFontSize=11, title=None
+            labelColor=INK, titleColor=INK, orient="bottom", columns=3, labelLimit=290, labelFontSize=11, title=None
         )
         .configure_header(labelColor=INK, titleColor=INK, labelFontSize=12, labelLimit=300)
         .properties(datasets={"main": json.dumps(data, allow_nan=False)})
@@ -54,40 +65,116 @@ def finish(chart: Any, data: list[dict[str, Any]], *, title: str | alt.Title, de
     return finished
 
 
+def finish_study(
+    chart: Any, data: list[Datum], *, title: str, subtitle: str, note: str, description: str
+) -> alt.TopLevelMixin:
+    """Give a chart its data and the common look; title, subtitle and note take as many lines as they need."""
+    lines = [*_lines(subtitle, 400), *_lines(note, 400)]
+    words = alt.Title(text=_lines(title, 400), subtitle=lines, subtitlePadding=5, subtitleFontSize=11, offset=14)
+    return finish(chart, data, title=words, description=f"{short(description, 600)} {short(subtitle, 300)}")
+
+
+def _lines(text: str, most: int, width: int = 130) -> list[str]:
+    return textwrap.wrap(short(text, most), width) if text else []
+
+
+def save_figures(charts: Mapping[str, alt.TopLevelMixin], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write each chart in each format.
+
+    Args:
+        charts: By name; the name becomes that of the file.
+        folder: Folder of the files; made if it does not exist.
+        formats: Of ``svg``, ``pdf``, ``png``.
+
+    Returns:
+        The files, chart by chart.
+
+    Raises:
+        ValueError: If a format is not known.
+    """
+    for each in formats:
+        if each not in FORMATS:
+            raise ValueError(f"formats must be of {', '.join(FORMATS)}, got {each!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, chart in charts.items():
+        spec = chart.to_dict()
+        for each in formats:
+            written.append(folder / f"{name}.{each}")
+            written[-1].write_bytes(_rendered(spec, each))
+    return written
+
+
+def _rendered(spec: dict[str, object], form: str) -> bytes:
+    if form == "svg":
+        label = escape(str(spec["description"]))
+        return vl_convert.vegalite_to_svg(spec).replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1).encode()
+    return vl_convert.vegalite_to_pdf(spec) if form == "pdf" else vl_convert.vegalite_to_png(spec, scale=2)
+
+
 def names_param(name: str, names: Sequence[object]) -> alt.Parameter:
-    """Names under their numbers, for labels: data hold the numbers only, so a name is never a key or a field."""
-    return alt.param(name=name, value=[short(each, 40) for each in names])
+    """Return names under their numbers, for labels: data hold numbers only, so a name is never a key or a field."""
+    return alt.param(name=name, value=[short(each, 60) for each in names])
 
 
 def chooser(name: str, label: str, names: Sequence[object], value: int = 0) -> alt.Parameter:
-    """A list to choose one of the names from; the value is its number."""
+    """Return a list to choose one of the names from; the value is its number."""
     labels = [short(each, 80) for each in names]
     return alt.param(
         name=name, value=value, bind=alt.binding_select(options=list(range(len(names))), labels=labels, name=label)
     )
 
 
-def by_method(num_methods: int) -> dict[str, Any]:
-    """Colour and dash of lines, one pair for each method, with one legend of `method_names`."""
-    domain = list(range(num_methods))
+def method_colours(names: Sequence[str]) -> list[str]:
+    """Return a colour for each method: blue for TB, other blues for its variants, grey for CAL.
+
+    Example:
+        >>> method_colours(["CAL", "TB"]) == method_colours(["cal, lr 0.1", "tb"])
+        True
+    """
+    firsts = [name.lower().partition(",")[0] for name in names]
+    ours, others, found = 1, 0, []
+    for first in firsts:
+        if first == "tb" and _OURS[0] not in found:
+            found.append(_OURS[0])
+        elif first.startswith("tb"):
+            found.append(_OURS[ours % len(_OURS)])
+            ours += 1
+        elif first == "cal" and _PLAIN not in found:
+            found.append(_PLAIN)
+        else:
+            found.append(COLOURS[others % len(COLOURS)])
+            others += 1
+    return found
+
+
+def by_method(names: Sequence[str]) -> dict[str, Any]:
+    """Return colour and dash of lines, a pair for each method, with one legend of `method_names`."""
+    domain = list(range(len(names)))
     legend = alt.Legend(
-        labelExpr="method_names[datum.value]", symbolType="stroke", symbolSize=500, symbolStrokeWidth=2, symbolOpacity=1
+        labelExpr="method_names[datum.value]",
+        symbolType="stroke",
+        symbolSize=500,
+        symbolStrokeWidth=2,
+        symbolOpacity=1,
+        columns=3 if max(map(len, names), default=0) < 36 else 1,
     )
-    colours = [COLOURS[each % len(COLOURS)] for each in domain]
     dashes = [DASHES[each % len(DASHES)] for each in domain]
     return {
-        "color": alt.Color("method:N", scale=alt.Scale(domain=domain, range=colours), legend=legend),
+        "color": alt.Color("method:N", scale=alt.Scale(domain=domain, range=method_colours(names)), legend=legend),
         "strokeDash": alt.StrokeDash("method:N", scale=alt.Scale(domain=domain, range=dashes), legend=legend),
     }
 
 
-T = TypeVar("T")
-Datum = dict[str, Any]
-Signs = Mapping[str, tuple[str, str]]  # shape and colour by name
-PANEL_HEIGHT = 170
-_ROOM = 900  # width of all columns and their axes on the page and on paper
-_TOP = 0.05  # share of an axis, at its end, without a tick
-_LETTER = 6.3  # width of a letter of a label, about
+def by_sign(used: Signs, *, fill: str | None = None) -> dict[str, Any]:
+    """Return shape and colour of points by ``sign``, the name of their kind, with one legend of all kinds used."""
+    shapes, colours = zip(*used.values(), strict=True)
+    inside: dict[str, Any] = {} if fill is None else {"symbolFillColor": fill}
+    legend = alt.Legend(symbolSize=70, symbolStrokeWidth=1.8, symbolOpacity=1, **inside)
+    return {
+        "shape": alt.Shape("sign:N", scale=alt.Scale(domain=list(used), range=list(shapes)), legend=legend),
+        "color": alt.Color("sign:N", scale=alt.Scale(domain=list(used), range=list(colours)), legend=legend),
+    }
 
 
 @dataclass(frozen=True)
@@ -130,27 +217,27 @@ def panels_chart(
         titles: Headings; the data of the panel with the number ``n`` have ``panel`` n.
         data: Data of all panels.
         draw: Returns the chart of a panel.
-        columns: Panels per row; ``None`` for `num_columns`.
+        columns: Panels per row; ``None`` for 4 at most, and 5 and 6 in two rows of 3.
         axes: Room for the axes of a panel.
         height: Height of a panel.
         names: Names for labels by their number, under the name of a parameter.
         texts: ``title``, ``subtitle``, ``note`` and ``description``, as for `finish_study`.
     """
-    columns = columns or num_columns(len(titles))
+    columns = columns or min(len(titles), 3 if len(titles) in (5, 6) else 4)
     width = panel_width(columns, axes=axes)
-    charts = []
-    for number, name in enumerate(titles):
-        panel = Panel(number, width, columns, [datum for datum in data if datum["panel"] == number])
-        charts.append(draw(panel).properties(width=width, height=height, title=panel_title(name, width)))
+    of: dict[int, list[Datum]] = {number: [] for number in range(len(titles))}
+    for datum in data:
+        of[datum["panel"]].append(datum)
+    charts = [
+        draw(Panel(number, width, columns, of[number])).properties(
+            width=width, height=height, title=panel_title(name, width)
+        )
+        for number, name in enumerate(titles)
+    ]
     chart = grid(charts, columns=columns)
     for name, each in (names or {}).items():
         chart = chart.add_params(names_param(name, list(each)))
     return finish_study(chart, data, **texts)
-
-
-def num_columns(num_panels: int) -> int:
-    """Return the number of panels in a row, 4 at most; 5 and 6 are in two rows of 3."""
-    return min(num_panels, 3 if num_panels in (5, 6) else 4)
 
 
 def panel_width(columns: int, *, axes: int = 58) -> int:
@@ -170,19 +257,36 @@ def of_panel(base: alt.Chart, number: int) -> alt.Chart:
 
 
 def panel_title(text: str, width: int) -> alt.Title:
-    """Return the heading of a panel, cut to its width."""
-    words = short(text, max(12, round(width / _LETTER)))
-    return alt.Title(text=words, anchor="middle", frame="group", fontSize=12, fontWeight="normal", offset=6)
+    """Return the heading of a panel, wrapped to its width."""
+    words = _lines(text, 120, max(12, round(width / _LETTER)))
+    return alt.Title(
+        text=words if len(words) > 1 else "".join(words),
+        anchor="middle",
+        frame="group",
+        fontSize=12,
+        fontWeight="normal",
+        offset=6,
+    )
 
 
 def label_axis(labels: Sequence[int], names: Sequence[str], width: int) -> alt.X:
-    """Return an axis of labels, which ``label_names`` has by number; slanted where they would touch each other."""
-    longest = max(len(short(names[label], 40)) for label in labels)
-    is_slanted = longest * _LETTER > width / len(labels)
-    angle: dict[str, Any] = (
-        {"labelAngle": -38, "labelLimit": 110} if is_slanted else {"labelAngle": 0, "labelLimit": 200}
-    )
-    axis = alt.Axis(labelExpr="label_names[datum.value]", title=None, grid=False, **angle)
+    """Return an axis of labels, wrapped at spaces; slanted where a word is wider than its place.
+
+    ``label_names`` has the names by number.
+    """
+    room = int(width / len(labels) / _LETTER)
+    texts = [short(names[label], 60) for label in labels]
+    longest = max(len(word) for text in texts for word in (text.split() or [""]))
+    angle: dict[str, Any]
+    if longest <= room:
+        # a line for each word, and words that fit into a line together
+        expression = (
+            "split(label_names[datum.value], ' ')" if max(map(len, texts)) > room else "label_names[datum.value]"
+        )
+        angle = {"labelAngle": 0, "labelLimit": 200, "labelExpr": expression}
+    else:
+        angle = {"labelAngle": -38, "labelLimit": 170, "labelExpr": "label_names[datum.value]"}
+    axis = alt.Axis(title=None, grid=False, labelOverlap=False, **angle)
     return alt.X("label:O", scale=alt.Scale(domain=list(labels), paddingInner=0.25, paddingOuter=0.2), axis=axis)
 
 
@@ -195,6 +299,16 @@ def measure_axis(
         ticks = {"tickCount": 5, "values": _ticks(*domain, min_step)}
     scale = alt.Scale(domain=list(domain or (0, 1)), nice=False, zero=False)
     return alt.Y(field, title=title and shown(title), scale=scale, axis=alt.Axis(**{**ticks, **options}))
+
+
+def epoch_axis(data: Sequence[Datum], field: str = "epoch", title: str | None = None) -> alt.X:
+    """Return an axis of whole numbers, such as epochs or steps."""
+    there = [datum[field] for datum in data] or [0]
+    low, high = min(there), max(there)
+    values = _ticks(low, high + _TOP * (high - low), 1) if high > low else [low]
+    axis = alt.Axis(values=values, format=",d", grid=False, labelOverlap="greedy")
+    domain = [low, high] if high > low else [low - 1, high + 1]
+    return alt.X(f"{field}:Q", title=title or field, axis=axis, scale=alt.Scale(nice=False, zero=False, domain=domain))
 
 
 def _ticks(low: float, high: float, min_step: float) -> list[float]:
@@ -226,34 +340,54 @@ def log_axis(domain: tuple[float, float]) -> dict[str, Any]:
     }
 
 
+def zoomed(values: Iterable[float | None], *, most: float = math.inf) -> tuple[float, float] | None:
+    """Return a range for an axis: room around the values, without a few that are far from all others.
+
+    The range goes below 0 only if a value does, and not above ``most`` unless a value is.
+
+    Example:
+        >>> zoomed([84.0, 85.0, 86.0, 10.0])  # one setting diverged
+        (83.76, 86.24)
+    """
+    there = _together([value for value in values if value is not None])
+    if not there:
+        return None
+    low, high = min(there), max(there)
+    room = 0.12 * (high - low) or 0.02 * abs(high) or 1.0
+    bottom = low - room if low < 0 else max(0.0, low - room)
+    return bottom, max(high, min(most, high + room)) if high <= most else high + room
+
+
+def _together(values: list[float]) -> list[float]:
+    """Skip values eight times as far from the median as most, if the range is a third without them."""
+    if len(values) < 3:
+        return values
+    middle = median(values)
+    reach = max(8 * median(abs(value - middle) for value in values), 0.02 * abs(middle))
+    kept = [value for value in values if abs(value - middle) <= reach]
+    return kept if 3 * (max(kept) - min(kept)) < max(values) - min(values) else values
+
+
+def off_axis(base: alt.Chart, field: str, domain: tuple[float, float] | None) -> Iterator[alt.Chart]:
+    """Draw an arrow with the number at the end of the axis for each value beyond it."""
+    low, high = domain or (-math.inf, math.inf)
+    for where, shape, y, above in (
+        (f"datum.{field} < {low}", "triangle-down", PANEL_HEIGHT - 4, -9),
+        (f"datum.{field} > {high}", "triangle-up", 4, 11),
+    ):
+        if domain is not None:
+            there = base.transform_filter(f"isValid(datum.{field}) && {where}")
+            yield there.mark_point(shape=shape, filled=True, size=40, color=RED, opacity=1).encode(y=alt.value(y))
+            text = there.mark_text(fontSize=10, color=INK).encode(y=alt.value(y + above))
+            yield text.encode(text=alt.Text(f"{field}:Q", format=".3~g"))
+
+
 def error_rule(base: alt.Chart, *, low: str = "low", high: str = "high", **look: Any) -> alt.Chart:
     """Draw a line from one standard deviation below the mean to one above it, where there is one."""
     there = base.transform_filter(f"isValid(datum.{low}) && isValid(datum.{high})")
-    rule: alt.Chart = there.mark_rule(strokeWidth=1.5, aria=False, **look).encode(y=alt.Y(f"{low}:Q"), y2=f"{high}:Q")
+    rule: alt.Chart = there.mark_rule(strokeWidth=1.5, aria=False, clip=True, **look)
+    rule = rule.encode(y=alt.Y(f"{low}:Q"), y2=f"{high}:Q")
     return rule
-
-
-def by_sign(used: Signs) -> dict[str, Any]:
-    """Return shape and colour of points by ``sign``, the name of their kind, with one legend of all kinds used."""
-    shapes, colours = zip(*used.values(), strict=True)
-    legend = alt.Legend(symbolSize=70, symbolStrokeWidth=1.8, symbolOpacity=1)
-    return {
-        "shape": alt.Shape("sign:N", scale=alt.Scale(domain=list(used), range=list(shapes)), legend=legend),
-        "color": alt.Color("sign:N", scale=alt.Scale(domain=list(used), range=list(colours)), legend=legend),
-    }
-
-
-def finish_study(
-    chart: Any, data: list[Datum], *, title: str, subtitle: str, note: str, description: str
-) -> alt.TopLevelMixin:
-    """Give a chart its data and the common look; title, subtitle and note take as many lines as they need."""
-    lines = [*_lines(subtitle), *_lines(note)]
-    words = alt.Title(text=_lines(title), subtitle=lines, subtitlePadding=5, subtitleFontSize=11, offset=14)
-    return finish(chart, data, title=words, description=f"{short(description, 600)} {short(subtitle, 300)}")
-
-
-def _lines(text: str) -> list[str]:
-    return textwrap.wrap(short(text, 400), 130) if text else []
 
 
 def check(items: Sequence[T], what: str, key: Callable[[T], object] | None = None) -> None:
@@ -283,57 +417,12 @@ def evenly(values: Sequence[T], most: int) -> list[T]:
 
 
 def ends(mean: float | None, std: float | None) -> tuple[float | None, float | None]:
-    """Return one standard deviation below and above the mean; ``None`` where either is missing."""
+    """Return one standard deviation below and above the mean; ``None`` where either is missing.
+
+    The lower end of a mean that is not negative is not negative either.
+    """
     middle, error = finite(mean, 9), finite(std, 9)
     if middle is None or error is None:
         return None, None
-    return finite(middle - error, 9), finite(middle + error, 9)
-
-
-def zoomed(values: Iterable[float | None]) -> tuple[float, float] | None:
-    """Return a range that holds the values with some room around them; ``None`` if there is no value."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return None
-    low, high = min(there), max(there)
-    room = 0.12 * (high - low) or 0.02 * abs(high) or 1.0
-    return low - room, high + room
-
-
-FORMATS = ("svg", "pdf", "png")
-
-
-def save_figures(charts: Mapping[str, alt.TopLevelMixin], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write each chart in each format.
-
-    Args:
-        charts: By name; the name becomes that of the file.
-        folder: Where to; made if it is not there.
-        formats: Of ``svg``, ``pdf``, ``png``.
-
-    Returns:
-        The files, chart by chart.
-
-    Raises:
-        ValueError: If a format is not known.
-    """
-    for each in formats:
-        if each not in FORMATS:
-            raise ValueError(f"formats must be of {', '.join(FORMATS)}, got {each!r}")
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, chart in charts.items():
-        spec = chart.to_dict()
-        for each in formats:
-            written.append(folder / f"{name}.{each}")
-            written[-1].write_bytes(_rendered(spec, each))
-    return written
-
-
-def _rendered(spec: dict[str, object], form: str) -> bytes:
-    if form == "svg":
-        label = escape(str(spec["description"]))
-        return vl_convert.vegalite_to_svg(spec).replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1).encode()
-    if form == "pdf":
-        return vl_convert.vegalite_to_pdf(spec)
-    return vl_convert.vegalite_to_png(spec, scale=2)
+    low = middle - error if middle < 0 else max(0.0, middle - error)
+    return finite(low, 9), finite(middle + error, 9)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
 from tempbalance.ranking.table import DiagnosisRow, PartRow
 from tempbalance.report.chart import DATA, FAINT, INK, chooser, finish, names_param
-from tempbalance.report.page import Column, cell, document, facts, figure, section, table
+from tempbalance.report.page import Column, facts, render
 from tempbalance.report.spectrum import drawn, spectrum_chart, spectrum_datum
-from tempbalance.report.text import VERDICT_LOOKS, finite, named, short, shown
+from tempbalance.report.text import VERDICT_LOOKS, finite, number, short, shown
 
 _SHAPES = {"▼": "triangle-down", "●": "circle", "▲": "triangle-up", "✚": "cross", "■": "square"}
 NO_VERDICT = "no verdict"
@@ -60,14 +59,14 @@ def spectrum_numbers(rows: Sequence[DiagnosisRow]) -> dict[tuple[int, str], int]
     The part is called "" where it is all of the layer.
     """
     names = [(place, name) for place, row in enumerate(rows) for name in row.spectra if len(drawn(row.spectra[name]))]
-    return {each: number for number, each in enumerate(names)}
+    return {each: place for place, each in enumerate(names)}
 
 
 def depth_points(rows: Sequence[DiagnosisRow], name: str) -> list[dict[str, Any]]:
     """Return a datum for each layer that has the value, with the number of its, or its first part's, spectrum."""
     numbers: dict[int, int] = {}
-    for (place, _), number in spectrum_numbers(rows).items():
-        numbers.setdefault(place, number)
+    for (place, _), spectrum in spectrum_numbers(rows).items():
+        numbers.setdefault(place, spectrum)
     points = []
     for place, row in enumerate(rows):
         value, alpha = finite(getattr(row, name)), finite(row.alpha)
@@ -121,22 +120,25 @@ def _marks(base: alt.Chart, points: list[dict[str, Any]], name: str) -> alt.Char
 
 def _spectrum_chart(rows: Sequence[DiagnosisRow], numbers: dict[tuple[int, str], int]) -> alt.TopLevelMixin:
     names = [f"{rows[place].name}, part {part}" if part else rows[place].name for place, part in numbers]
+    fits: dict[tuple[int, str], DiagnosisRow | PartRow] = {
+        (place, part.name): part for place, row in enumerate(rows) for part in row.parts
+    }
+    data = []
+    for (place, part), spectrum in numbers.items():
+        row = rows[place]
+        fit = fits.get((place, part), row)
+        values = row.spectra[part]
+        datum = spectrum_datum(values, alpha=fit.alpha, xmin=fit.xmin, num_tail=fit.num_tail, edge=row.mp_edge)
+        assert datum is not None
+        data.append({**datum, "spectrum": spectrum})
     return spectrum_chart(
-        [{**_datum(rows[place], part), "spectrum": number} for (place, part), number in numbers.items()],
+        data,
         chosen="datum.spectrum == spectrum",
         title="'Spectrum of ' + spectrum_names[spectrum]",
         description=f"Histogram of the eigenvalues of one of {len(rows)} layers on log axes, with the threshold xmin "
         "and the fitted power law. Choose the layer in the list before the chart.",
         params=[names_param("spectrum_names", names), chooser("spectrum", "Layer ", names)],
     )
-
-
-def _datum(row: DiagnosisRow, part: str) -> dict[str, Any]:
-    fit: DiagnosisRow | PartRow = next((each for each in row.parts if each.name == part), row)
-    values = row.spectra[part]
-    datum = spectrum_datum(values, alpha=fit.alpha, xmin=fit.xmin, num_tail=fit.num_tail, edge=row.mp_edge)
-    assert datum is not None
-    return datum
 
 
 _COLUMNS = (
@@ -172,26 +174,22 @@ def diagnosis_page(rows: Sequence[DiagnosisRow], *, model: str, tail: str, summa
         tail: How the tails were fitted.
         summary: Values to show at the top, by name; ``advice`` stands first.
     """
-    charts = diagnosis_charts(rows, model=model, tail=tail)
-    advice = f'<p class="advice">{escape(shown(summary["advice"]))}</p>' if "advice" in summary else ""
-    levels = " The lines at 2 and 6 are the levels of heavy-tailed self-regularisation."
-    alpha = _ALPHA + (levels if tail == "goodness_of_fit" else "")
+    numbers = spectrum_numbers(rows)
+    lines = [_layer_line(place, row, numbers) for place, row in enumerate(rows)]
     num_judged = sum(bool(row.verdict) for row in rows)
-    body = [
-        f"<header><p>Diagnosis</p><h1>{named(model)}</h1></header>",
-        advice,
-        facts({"layers": num_judged, "skipped": len(rows) - num_judged, "tail": tail, **_means(summary)}),
-        section("Beside random matrices", _figure_of("alpha_over_random", charts, _RATIO, "No layer has an alpha.")),
-        section("Alpha by depth", _figure_of("alpha", charts, alpha, "No layer has an alpha.")),
-        section(
-            "One layer", _evidence(rows), _figure_of("spectrum", charts, _SPECTRUM, "There are no spectra to draw.")
-        ),
-        section("Layers", _switches(rows), table(_COLUMNS, _bodies(rows), caption="All layers")),
-    ]
-    return document(f"Diagnosis of {model}", body, charts)
-
-
-_SHOWN_MEANS = ("alpha", "alpha_over_random")
+    return render(
+        "diagnosis.html",
+        title=f"Diagnosis of {model}",
+        charts=diagnosis_charts(rows, model=model, tail=tail),
+        model=model,
+        tail=tail,
+        advice=summary.get("advice"),
+        facts=facts({"layers": num_judged, "skipped": len(rows) - num_judged, "tail": tail, **_means(summary)}),
+        evidence=[(spectrum, lines[place]) for (place, _), spectrum in numbers.items()],
+        has_parts=any(row.parts for row in rows),
+        columns=_COLUMNS,
+        lines=lines,
+    )
 
 
 def _means(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,89 +198,42 @@ def _means(summary: Mapping[str, Any]) -> dict[str, Any]:
     means = {name: value for name, value in others.items() if isinstance(value, float)}
     facts = {name: value for name, value in others.items() if name not in means and value is not None}
     return {**summary.get("verdicts", {}), **facts} | {
-        f"mean {name}": value for name, value in means.items() if name in _SHOWN_MEANS
+        f"mean {name}": means[name] for name in ("alpha", "alpha_over_random") if name in means
     }
 
 
-_RATIO = (
-    "1 is a random matrix of the layer's shape, whatever the shape; the lower, the more the layer has learned. Bars "
-    "are standard errors. Click a point to see the layer's spectrum and how its verdict came about."
-)
-_ALPHA = (
-    "The exponent of the tail. A small alpha is a heavy tail: strong correlations. It depends on the shape of the "
-    "weight: compare layers of different shapes in the chart above."
-)
-_SPECTRUM = (
-    "The eigenvalues as a density, on log axes. The stronger bars are the tail, which begins at xmin; the "
-    "dashed line is the fitted density p(x) ~ x^-alpha. The random edge is where the eigenvalues of a random matrix "
-    "with entries of this variance would end."
-)
-
-
-def _evidence(rows: Sequence[DiagnosisRow]) -> str:
-    """How each verdict came about; the page shows that of the chosen layer."""
-    paragraphs = [
-        f'<p data-evidence="{number}"{" hidden" if number else ""}>{_verdict(rows[place])}. '
-        f"{escape(shown(rows[place].evidence))}</p>"
-        for (place, _), number in spectrum_numbers(rows).items()
-    ]
-    return f'<div class="evidence" aria-live="polite">{"".join(paragraphs)}</div>' if paragraphs else ""
-
-
-def _figure_of(name: str, charts: Mapping[str, Any], caption: str, otherwise: str) -> str:
-    return figure(name, caption) if name in charts else f"<p>{escape(otherwise)}</p>"
-
-
-def _switches(rows: Sequence[DiagnosisRow]) -> str:
-    labels = {"more": "show every column"} | ({"parts": "show the parts of each layer"} if _has_parts(rows) else {})
-    boxes = (f'<label><input type="checkbox" id="{name}"> {label}</label>' for name, label in labels.items())
-    return f'<p class="switches">{"".join(boxes)}</p>'
-
-
-def _has_parts(rows: Sequence[DiagnosisRow]) -> bool:
-    return any(row.parts for row in rows)
-
-
-def _bodies(rows: Sequence[DiagnosisRow]) -> Iterator[str]:
-    """Yield a table body for each layer, its parts below it."""
-    numbers = spectrum_numbers(rows)
-    of_row = {place: number for (place, _), number in reversed(numbers.items())}
-    for place, row in enumerate(rows):
-        parts = [_part_line(part, numbers.get((place, part.name))) for part in row.parts]
-        yield f"<tbody>{_layer_line(place + 1, row, of_row.get(place))}{''.join(parts)}</tbody>\n"
-
-
-def _layer_line(depth: int, row: DiagnosisRow, spectrum: int | None) -> str:
+def _layer_line(place: int, row: DiagnosisRow, numbers: Mapping[tuple[int, str], int]) -> dict[str, Any]:
+    """Return a layer as the template takes it; a click on its name shows its, or its first part's, spectrum."""
+    colour, sign = look_of(row.verdict) if row.verdict else ("", "")
     counts = (row.num_beyond, row.num_beyond_shuffled, row.excess, row.num_eigenvalues, row.num_tail, row.xmin, row.ks)
     more = (row.spectral_norm, row.stable_rank, row.log_norm, row.alpha_weighted, row.log_alpha_norm, row.entropy)
-    shape = " x ".join(map(str, row.shape))
-    return (
-        f'<tr>{cell(depth)}<th scope="row">{_choice(row.name, spectrum)}</th>'
-        f'<td class="verdict">{_verdict(row)}</td>{cell(row.alpha)}{cell(row.alpha_stderr, 2)}'
-        f"{cell(row.alpha_over_random, 3)}<td>{escape(shape)}</td>"
-        f"{''.join(cell(each, is_more=True) for each in (*counts, *more))}</tr>"
-    )
+    parts = [_part_line(part, numbers.get((place, part.name))) for part in row.parts]
+    return {
+        "depth": place + 1,
+        "name": row.name,
+        "is_part": False,
+        "spectrum": next((numbers[place, name] for name in row.spectra if (place, name) in numbers), None),
+        "sign": sign,
+        "colour": colour,
+        "verdict": row.verdict or (f"skipped: {row.reason}" if row.reason else ""),
+        "evidence": row.evidence,
+        "cells": [number(row.alpha), number(row.alpha_stderr, 2), number(row.alpha_over_random, 3)],
+        "shape": " x ".join(map(str, row.shape)),
+        "more": list(map(number, (*counts, *more))),
+        "parts": parts,
+    }
 
 
-def _part_line(part: PartRow, spectrum: int | None) -> str:
-    values = (None, None, None, part.num_eigenvalues, part.num_tail, part.xmin, part.ks, *[None] * 6)
-    return (
-        f'<tr class="part"><td></td><th scope="row">{_choice(part.name, spectrum)}</th>'
-        f'<td class="verdict">{escape(shown(part.reason))}</td>{cell(part.alpha)}{cell(part.alpha_stderr, 2)}'
-        f"{cell(part.score, 3)}<td></td>"
-        f"{''.join(cell(each, is_more=True) for each in values)}</tr>"
-    )
-
-
-def _choice(name: str, spectrum: int | None) -> str:
-    """Return a name, as a button where there is a spectrum to see."""
-    if spectrum is None:
-        return named(name)
-    return f'<button type="button" data-spectrum="{spectrum}">{named(name)}</button>'
-
-
-def _verdict(row: DiagnosisRow) -> str:
-    if not row.verdict:
-        return f"skipped: {escape(shown(row.reason))}" if row.reason else ""
-    colour, sign = look_of(row.verdict)
-    return f'<span class="sign" style="color:{colour}">{sign}</span> {escape(shown(row.verdict))}'
+def _part_line(part: PartRow, spectrum: int | None) -> dict[str, Any]:
+    more = (None, None, None, part.num_eigenvalues, part.num_tail, part.xmin, part.ks, *[None] * 6)
+    return {
+        "depth": "",
+        "name": part.name,
+        "is_part": True,
+        "spectrum": spectrum,
+        "sign": "",
+        "verdict": part.reason,
+        "cells": [number(part.alpha), number(part.alpha_stderr, 2), number(part.score, 3)],
+        "shape": "",
+        "more": list(map(number, more)),
+    }

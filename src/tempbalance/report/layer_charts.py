@@ -24,6 +24,7 @@ from tempbalance.report.chart import (
     Panel,
     by_method,
     check,
+    epoch_axis,
     evenly,
     finish_study,
     grid,
@@ -145,7 +146,7 @@ def alpha_histograms(alphas: Sequence[Alphas], *, title: str, subtitle: str) -> 
         most = max(panel.column("count"), default=1)
         y = measure_axis("count:Q", panel.first("layers x seeds"), (0.0, 1.08 * most), min_step=1)
         base = panel.base.encode(x=x, y=y.stack(None))
-        looks = by_method(len(labels))
+        looks = by_method(list(labels))
         area = base.mark_area(interpolate="step-after", opacity=0.25, aria=False).encode(color=looks["color"])
         line = base.mark_line(interpolate="step-after", strokeWidth=1.5).encode(**looks)
         return alt.layer(area, line, mark_two())
@@ -178,7 +179,7 @@ def _alpha_bins(data: Sequence[Datum]) -> list[Datum]:
 
 def layer_maps(tracks: Sequence[LayerTrack], *, title: str, subtitle: str) -> alt.TopLevelMixin:
     """Draw heat maps of layers by epochs: for each track one of the rate and one of alpha."""
-    data, names = _track_data(tracks)
+    data, names = track_data(tracks)
     charts = []
     for number, track in enumerate(tracks):
         for quantity, words in _QUANTITIES.items():
@@ -197,7 +198,7 @@ def layer_maps(tracks: Sequence[LayerTrack], *, title: str, subtitle: str) -> al
     )
 
 
-def _track_data(tracks: Sequence[LayerTrack]) -> tuple[list[Datum], list[str]]:
+def track_data(tracks: Sequence[LayerTrack]) -> tuple[list[Datum], list[str]]:
     """Return alpha and rate of each layer and an even choice of epochs, and the names of the layers by number.
 
     Each track has its own numbers, so that its layers stand in its own order.
@@ -221,7 +222,7 @@ def two_layers(
     tracks: Sequence[LayerTrack], layers: tuple[str, str], *, title: str, subtitle: str
 ) -> alt.TopLevelMixin:
     """Draw rate and alpha of two layers, by name, over the epochs, with a line for each track."""
-    data, names = _track_data(tracks)
+    data, names = track_data(tracks)
     for name in layers:
         if name not in names:
             raise ValueError(f"layers must be of those of the tracks, got {short(name)!r}")
@@ -236,7 +237,9 @@ def two_layers(
         for quantity, words in _QUANTITIES.items():
             there = alt.Chart(DATA).transform_filter(f"datum.row == {row} && isValid(datum.{quantity})")
             y = alt.Y(f"{quantity}:Q", title=words, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-            lines = there.mark_line(strokeWidth=2).encode(x=epoch_axis(), y=y, **by_method(len(tracks)))
+            lines = there.mark_line(strokeWidth=2).encode(
+                x=epoch_axis(data), y=y, **by_method([track.panel for track in tracks])
+            )
             charts.append(lines.properties(width=width, height=PANEL_HEIGHT, title=panel_title(name, width)))
     return finish_study(
         grid(charts, columns=2).add_params(names_param("method_names", [track.panel for track in tracks])),
@@ -257,7 +260,7 @@ def gradient_chart(norms: Sequence[StepNorm], *, title: str, subtitle: str) -> a
         for panel, over in enumerate(_OVER_LAYERS.values())
         for (_, step), values in sorted(found.items())
     ]
-    x = alt.X("step:Q", title="step", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(tickCount=5, grid=False))
+    x = epoch_axis(data, "step")
 
     def draw(panel: Panel) -> Any:
         values = panel.column("norm")
@@ -353,11 +356,6 @@ def _binned(found: Values) -> list[Datum]:
     return data
 
 
-def epoch_axis() -> alt.X:
-    """Epochs as numbers."""
-    return alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(nice=False))
-
-
 def heat_map(quantity: str, title: str, num_layers: int, domain: list[float] | None = None) -> alt.Chart:
     """Layers, called as ``layer_names`` says, by epochs, coloured by the quantity, or by where it is in the domain."""
     scale = alt.Scale(scheme="viridis", zero=False, domain=alt.Undefined if domain is None else domain)
@@ -367,7 +365,7 @@ def heat_map(quantity: str, title: str, num_layers: int, domain: list[float] | N
         .mark_rect()
         .encode(
             x=alt.X("epoch:O", axis=alt.Axis(labelOverlap="greedy", labelSeparation=5, labelAngle=0, title="epoch")),
-            y=alt.Y("layer:O", title=None, axis=alt.Axis(labelExpr=_LAYER, labelLimit=110, labelOverlap="greedy")),
+            y=alt.Y("layer:O", title=None, axis=alt.Axis(labelExpr=_LAYER, labelLimit=170, labelOverlap="greedy")),
             color=alt.Color(f"{quantity}:Q", scale=scale, legend=legend),
             tooltip=[alt.Tooltip("epoch:O"), alt.Tooltip(f"{quantity}:Q", format=".4g")],
         )

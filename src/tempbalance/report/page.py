@@ -1,4 +1,4 @@
-"""The page around the charts: one HTML file that asks nobody for anything."""
+"""Pages: single HTML files that open offline, from jinja2 templates that escape all text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tempbalance.report.tables import Report, ResultTable, entry_text
-from tempbalance.report.text import finite, json_block, named, number, shown
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from tempbalance.report.tables import Report, ResultTable, entry_text, folded
+from tempbalance.report.text import finite, json_block, number, short, shown
 from tempbalance.runlog import write_whole
 
 if TYPE_CHECKING:
@@ -23,55 +25,66 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-def document(title: str, body: Sequence[str], charts: Mapping[str, alt.TopLevelMixin]) -> str:
-    """The whole page.
+class Column(NamedTuple):
+    """A column of a table: its heading, its meaning, whether it holds numbers, and whether it is shown on demand."""
+
+    name: str
+    meaning: str
+    is_number: bool = True
+    is_more: bool = False
+
+
+def render(template: str, *, title: str, charts: Mapping[str, alt.TopLevelMixin], **content: Any) -> str:
+    """Return a page.
 
     Args:
+        template: File in ``templates``.
         title: Plain text.
-        body: HTML, in which `figure` stands for each chart.
         charts: By name.
+        content: Further values for the template.
     """
-    scripts = [_bundle(), _static("page.js")]
-    block = json_block({name: _spec(chart) for name, chart in charts.items()})
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">',
-            f"<title>{escape(shown(title))}</title>\n<style>\n{_static('page.css')}</style>\n</head>\n<body>\n<main>",
-            *body,
-            "<noscript><p>The charts and the sorting of tables need JavaScript.</p></noscript>\n</main>",
-            "<footer><p>Made by tempbalance. Charts are drawn by Vega, Vega-Lite and Vega-Embed (BSD-3-Clause), "
-            "which this file holds.</p></footer>",
-            f'<script type="application/json" id="charts">{block}</script>',
-            *(f"<script>{script}</script>" for script in scripts),
-            "</body>\n</html>\n",
-        ]
-    )
-
-
-def figure(name: str, caption: str) -> str:
-    """The place of a chart: its inputs, the chart, and what it shows in words."""
+    scripts = [_bundle(), _file("page.js")]
+    specs = json_block({name: _spec(chart) for name, chart in charts.items()})
+    safe = {"style": _file("page.css"), "policy": _policy(scripts), "specs": specs}
     return (
-        f'<figure><div class="inputs" id="inputs-{name}"></div><div class="scroll">'
-        f'<div class="chart" id="chart-{name}"></div></div><figcaption>{escape(caption)}</figcaption></figure>'
+        _templates()
+        .get_template(template)
+        .render(
+            **{name: Markup(text) for name, text in safe.items()},  # ours, or escaped as JSON
+            scripts=[Markup(script) for script in scripts],
+            title=title,
+            charts=charts,
+            **content,
+        )
     )
 
 
-def section(heading: str, *content: str) -> str:
-    """A part of the page under a heading."""
-    return "\n".join([f"<section>\n<h2>{escape(heading)}</h2>", *content, "</section>"])
+@cache
+def _templates() -> Environment:
+    """Return the templates. All text is escaped, and characters that are not seen are shown as their escapes."""
+
+    def seen(value: Any) -> Any:
+        return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    templates = Environment(
+        loader=PackageLoader("tempbalance.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=seen,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["short"] = short
+    return templates
 
 
-def facts(values: Mapping[str, Any]) -> str:
-    """Names and values in short; values that are ``None`` or empty are not shown."""
-    pairs = [
-        f"<div><dt>{named(name.replace('_', ' '))}</dt><dd>{named(_plain(value))}</dd></div>"
+def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values as text; values that are ``None`` or empty are skipped."""
+    return [
+        (name.replace("_", " "), _plain(value))
         for name, value in values.items()
         if value is not None and value not in ({}, [])
     ]
-    return f'<dl class="facts">{"".join(pairs)}</dl>'
 
 
 def _plain(value: Any) -> str:
@@ -84,38 +97,20 @@ def _plain(value: Any) -> str:
     return number(value) if finite(value) is not None else str(value)
 
 
-class Column(NamedTuple):
-    """A column of a table: its heading, what it means, whether it holds numbers, and whether it is shown on demand."""
-
-    name: str
-    meaning: str
-    is_number: bool = True
-    is_more: bool = False
-
-
-def table(columns: Sequence[Column], bodies: Iterable[str], *, caption: str) -> str:
-    """A table that sorts by the column whose heading is clicked.
-
-    Args:
-        columns: From left to right.
-        bodies: HTML of table bodies; each stays together and is sorted by its first row.
-        caption: What the table holds.
-    """
-    heads = "".join(
-        f'<th scope="col" class="{"number" if column.is_number else "text"}{" more" * column.is_more}" '
-        f'aria-sort="none">'
-        f'<button type="button" title="{escape(column.meaning)}">{escape(column.name)}</button></th>'
-        for column in columns
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>\n{''.join(bodies)}</table></div>"
-    )
-
-
-def cell(value: Any, digits: int = 4, *, is_more: bool = False) -> str:
-    """Return a number in a table, in a column that is shown on demand if it is more."""
-    return f'<td class="number{" more" * is_more}">{number(value, digits)}</td>'
+def table_content(table: ResultTable) -> dict[str, Any]:
+    """Return a table as the template ``results`` takes it, without the columns that are the same in all rows."""
+    common, places = folded(table)
+    kinds = {
+        place: "number" if table.is_number(place) else "prose" if table.columns[place] in table.prose else "name"
+        for place in places
+    }
+    return {
+        "heading": table.heading,
+        "caption": table.caption,
+        "common": common,
+        "columns": [Column(name := table.columns[place], name, kinds[place] == "number") for place in places],
+        "rows": [[(kinds[place], entry_text(row[place])) for place in places] for row in table.rows],
+    }
 
 
 def _spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
@@ -127,25 +122,42 @@ def _spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
 
 @cache
 def _bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed, with Vega's interpreter of expressions."""
+    """Return Vega, Vega-Lite and Vega-Embed, with Vega's interpreter of expressions."""
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
 
 
 @cache
-def _static(name: str) -> str:
-    return files("tempbalance.report").joinpath("static", name).read_text(encoding="utf-8")
+def _file(name: str) -> str:
+    return files("tempbalance.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Only these scripts, no request, no eval; Vega writes styles, so those are allowed inline."""
+    """Allow these scripts, no request, no eval; Vega writes styles, so those are allowed inline."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
+
+
+def study_page(report: Report) -> str:
+    """Return one HTML document about a study, which opens offline.
+
+    Raises:
+        ValueError: If there is neither table nor chart, or a chart has no caption or no plain name.
+    """
+    if not report.tables and not report.charts:
+        raise ValueError("a page needs at least one table or chart, got neither")
+    for name in report.charts:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"the name of a chart must be letters, digits, - and _, got {name!r}")
+        if name not in report.captions:
+            raise ValueError(f"captions must have one for each chart, got none for {name!r}")
+    tables = [table_content(table) for table in report.tables]
+    return render("study.html", title=f"Study: {report.title}", charts=report.charts, report=report, tables=tables)
 
 
 def check_places(html: Path | None, figures: Path | None) -> None:
@@ -171,58 +183,3 @@ def write_report(report: Report, *, html: Path | None, figures: Path | None) -> 
 
         written += save_figures(report.charts, figures)
     return written
-
-
-def study_page(report: Report) -> str:
-    """Return one HTML document about a study, which opens offline.
-
-    Raises:
-        ValueError: If there is neither table nor chart, or a chart has no caption or no plain name.
-    """
-    charts, captions, subtitle = report.charts, report.captions, _text(report.subtitle)
-    if not report.tables and not charts:
-        raise ValueError("a page needs at least one table or chart, got neither")
-    for name in charts:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"the name of a chart must be letters, digits, - and _, got {name!r}")
-        if name not in captions:
-            raise ValueError(f"captions must have one for each chart, got none for {name!r}")
-    body = [
-        f"<header><p>Study</p><h1><bdi>{_text(report.title)}</bdi></h1></header>",
-        f"<p><strong><bdi>{subtitle}</bdi></strong></p>",
-        f"<p>{_text(report.about)}</p>" if report.about else "",
-    ]
-    for table in report.tables:
-        parts = (f"<p>{subtitle}</p>", _html_table(table, report.subtitle), f"<p>{_text(table.caption)}</p>")
-        body.append(section(table.heading, *parts))
-    if charts:
-        body.append(section("Figures", *(figure(name, shown(captions[name])) for name in charts)))
-    if report.notes:
-        body.append(section("Notes", f"<ul>{''.join(f'<li>{_text(note)}</li>' for note in report.notes)}</ul>"))
-    return document(f"Study: {report.title}", body, charts)
-
-
-def _text(text: str) -> str:
-    return escape(shown(text))
-
-
-def _html_cell(column: Column, text: str, is_prose: bool) -> str:
-    """Return attributes and content of a cell."""
-    if column.is_number:
-        return f' class="number">{_text(text)}'
-    if is_prose:
-        return f' style="white-space: normal; min-width: 15em">{_text(text)}'
-    return f">{named(text) if text else ''}"
-
-
-def _html_table(content: ResultTable, subtitle: str) -> str:
-    names = map(shown, content.columns)
-    columns = [Column(name, name, content.is_number(place)) for place, name in enumerate(names)]
-    bodies = []
-    for row in content.rows:
-        first, *others = map(
-            _html_cell, columns, map(entry_text, row), (name in content.prose for name in content.columns)
-        )
-        cells = "".join(f"<td{each}</td>" for each in others)
-        bodies.append(f'<tbody><tr><th scope="row"{first}</th>{cells}</tr></tbody>\n')
-    return table(columns, bodies, caption=f"{shown(content.caption)} ({shown(subtitle)})")

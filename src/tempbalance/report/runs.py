@@ -1,21 +1,48 @@
-"""Runs as a report sees them: read, grouped by method, and converted to data for charts."""
+"""Charts and page of runs: those of one method together, whatever their seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tempbalance.report.chart import Datum
-from tempbalance.report.layer_charts import MOST_CELLS, MOST_EPOCHS
-from tempbalance.report.spectrum import spectrum_datum
-from tempbalance.report.statistics import paired
-from tempbalance.report.text import finite
-from tempbalance.runlog import Line, RunFolder, RunFolderError
+import altair as alt
 
-# options that do not make it another method, and those that are always said where they differ
+from tempbalance.errors import CheckpointError
+from tempbalance.report.chart import (
+    COLOURS,
+    DASHES,
+    DATA,
+    Datum,
+    by_method,
+    chooser,
+    epoch_axis,
+    evenly,
+    finish,
+    names_param,
+    save_figures,
+)
+from tempbalance.report.layer_charts import (
+    MOST_EPOCHS,
+    Alphas,
+    LayerTrack,
+    alpha_boxes,
+    alpha_histograms,
+    layer_maps,
+    track_data,
+)
+from tempbalance.report.page import check_places, facts, render, table_content
+from tempbalance.report.spectrum import spectrum_chart, spectrum_datum
+from tempbalance.report.statistics import Paired, paired
+from tempbalance.report.tables import Entry, Number, ResultTable
+from tempbalance.report.text import finite, shown
+from tempbalance.runlog import Line, RunFolder, RunFolderError, write_whole
+
+MOST_SPECTRA = 6_000
+# options that do not make it another method, and those that a label always has where they differ
 _NOT_COMPARED = ("seed", "method", "log_gradients", "log_eigenvalues")
 _SETTING = ("dataset", "model", "width", "epochs")
 
@@ -40,8 +67,8 @@ class Group:
     """Runs that differ in nothing but the seed.
 
     Attributes:
-        label: The method, and in what it differs from others where the method alone does not tell.
-        runs: One a seed.
+        label: The method, with the options by which it differs from others of that method.
+        runs: One per seed.
     """
 
     label: str
@@ -53,31 +80,8 @@ class Group:
         return {str(run.recipe.get("seed")): run.accuracy for run in self.runs if run.accuracy is not None}
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What a group came to.
-
-    Attributes:
-        label: That of the group.
-        num_runs, num_complete: All its runs, and the complete ones.
-        mean, std: Of the test accuracies in percent; the standard deviation is that of the sample, ``None`` under two.
-        difference, difference_std: Mean and standard deviation of the paired differences to the first group of the same
-            dataset and network, in points; ``None`` for that group itself, or without common seeds.
-        num_pairs: Seeds in common.
-    """
-
-    label: str
-    num_runs: int
-    num_complete: int
-    mean: float | None
-    std: float | None
-    difference: float | None
-    difference_std: float | None
-    num_pairs: int
-
-
 def read_groups(folders: Sequence[RunFolder]) -> list[Group]:
-    """Read runs and put those together that differ in nothing but the seed, in the order of the first of each.
+    """Read runs and group those that differ in nothing but the seed, in the order of the first of each.
 
     Raises:
         ValueError: If there are no runs.
@@ -88,7 +92,7 @@ def read_groups(folders: Sequence[RunFolder]) -> list[Group]:
     found: dict[str, list[Run]] = {}
     for folder in folders:
         run = _read(folder)
-        options = {name: value for name, value in run.recipe.items() if name not in (*_NOT_COMPARED,)}
+        options = {name: value for name, value in run.recipe.items() if name not in _NOT_COMPARED}
         found.setdefault(repr((run.recipe.get("method"), sorted(options.items()))), []).append(run)
     groups = list(found.values())
     return [Group(_label(runs, groups), tuple(runs)) for runs in groups]
@@ -103,7 +107,7 @@ def _read(folder: RunFolder) -> Run:
 
 
 def _checked(line: Line, folder: RunFolder) -> Line:
-    """A line about a layer, its eigenvalues ascending and finite."""
+    """Return a line about a layer, its eigenvalues ascending and finite."""
     if not isinstance(line.get("layer"), str):
         raise RunFolderError(f"{folder.path}, layers.jsonl: a line must have the name of a layer, got {str(line)[:80]}")
     if "eigenvalues" not in line:
@@ -117,60 +121,58 @@ def _checked(line: Line, folder: RunFolder) -> Line:
 def _label(runs: list[Run], groups: list[list[Run]]) -> str:
     recipe, everyone = runs[0].recipe, [group[0].recipe for group in groups]
     alike = [other for other in everyone if other.get("method") == recipe.get("method")]
-    told = [
+    options = [
         f"{name} {value}"
         for name, value in recipe.items()
         if name not in _NOT_COMPARED
         and any(other.get(name) != value for other in (everyone if name in _SETTING else alike))
     ]
-    return ", ".join([str(recipe.get("method")), *told])
+    return ", ".join([str(recipe.get("method")), *options])
 
 
-def summarize(groups: Sequence[Group]) -> list[Summary]:
-    """What each group came to, beside the first one of the same dataset and network."""
-    return [_summary(group, _first_alike(group, groups)) for group in groups]
+def method_table(groups: Sequence[Group]) -> ResultTable:
+    """Return a row for each group: its accuracy, and the paired test against the first of its dataset and network."""
+    columns = ("method", "seeds", "test accuracy, %", "difference, points", "p")
+    rows = []
+    for group in groups:
+        values = list(group.accuracies.values())
+        mean = Number(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
+        seeds = str(len(values)) if len(values) == len(group.runs) else f"{len(values)} of {len(group.runs)}"
+        rows.append([group.label, seeds, mean, *_test_entries(against_first(group, groups), len(values))])
+    caption = (
+        "Test accuracy after the last epoch, mean ± standard deviation over the seeds of complete runs. Difference: to "
+        "the first method of the same dataset and network, seed by seed, ± half the 95 % interval of the mean; p of "
+        "the paired t-test."
+    )
+    return ResultTable(caption, columns, rows, spread=columns[2:4])
 
 
-def _first_alike(group: Group, groups: Sequence[Group]) -> Group:
+def against_first(group: Group, groups: Sequence[Group]) -> Paired | None:
+    """Test a group against the first one of the same dataset and network; ``None`` for that one itself."""
+
     def setting(each: Group) -> list[Any]:
         return [each.runs[0].recipe.get(name) for name in ("dataset", "model", "width")]
 
-    return next(each for each in groups if setting(each) == setting(group))
+    first = next(each for each in groups if setting(each) == setting(group))
+    return None if group is first else paired(group.accuracies, first.accuracies)
 
 
-def _summary(group: Group, first: Group) -> Summary:
-    accuracies = group.accuracies
-    values = list(accuracies.values())
-    test = None if group is first else paired(accuracies, first.accuracies)
-    return Summary(
-        group.label,
-        num_runs=len(group.runs),
-        num_complete=len(values),
-        mean=fmean(values) if values else None,
-        std=stdev(values) if len(values) > 1 else None,
-        difference=test.mean if test else None,
-        difference_std=test.std if test else None,
-        num_pairs=test.num_pairs if test else 0,
-    )
-
-
-MOST_SPECTRA = 6_000
-
-
-def layer_names(groups: Sequence[Group]) -> list[str]:
-    """Every layer that a log names, in the order of the logs."""
-    lines = (line for group in groups for run in group.runs for line in run.layers)
-    return list(dict.fromkeys(str(line["layer"]) for line in lines))
+def _test_entries(test: Paired | None, num_seeds: int) -> list[Entry]:
+    if test is None:
+        return [None, None]
+    note = f"({test.num_pairs} of {num_seeds} seeds)" if test.num_pairs < num_seeds else ""
+    p_value = None if test.p_value is None else Number(test.p_value, digits=3, least=0.001)
+    return [Number(test.mean, test.interval or None, signed=True, note=note), p_value]
 
 
 def curves(groups: Sequence[Group], quantity: str) -> list[Datum]:
-    """Mean of ``accuracy`` or ``loss`` over the seeds, and the lowest and highest of them, epoch by epoch."""
+    """Return the mean of ``accuracy`` or ``loss`` over the seeds, and the lowest and highest of them, by epoch."""
     data = []
     for method, group in enumerate(groups):
         for stage in ("test", "train"):
             lines = [line for run in group.runs for line in run.metrics]
             for epoch, values in _by_epoch(lines, f"{stage}_{quantity}"):
-                datum = {"method": method, "stage": stage, "epoch": epoch, "mean": _mean(values)}
+                datum = {"method": method, "stage": stage, "epoch": epoch, "mean": finite(fmean(values))}
                 data.append({**datum, "low": finite(min(values)), "high": finite(max(values)), "n": len(values)})
     return data
 
@@ -183,56 +185,51 @@ def _by_epoch(lines: Iterable[Line], name: str) -> Iterator[tuple[int, list[floa
     yield from sorted(found.items())
 
 
-def cells(groups: Sequence[Group], names: Sequence[str]) -> list[Datum]:
-    """Alpha and rate of each layer at each scoring, as means over the seeds; of many epochs an even choice."""
-    kept = dict(shown_epochs(groups, MOST_CELLS // max(1, len(groups) * len(names))))
-    data = []
-    for method, group in enumerate(groups):
-        lines: dict[str, list[Line]] = {name: [] for name in names}
-        for line in (line for run in group.runs for line in run.layers if int(line["epoch"]) in kept):
-            lines[str(line["layer"])].append(line)
-        for number, name in enumerate(names):
-            alphas, rates = (dict(_by_epoch(lines[name], quantity)) for quantity in ("alpha", "rate"))
-            for epoch in sorted({*alphas, *rates}):
-                datum = {"method": method, "layer": number, "epoch": epoch}
-                data.append({**datum, "alpha": _mean(alphas.get(epoch)), "rate": _mean(rates.get(epoch))})
-    return data
+def tracks(groups: Sequence[Group]) -> list[LayerTrack]:
+    """Return alpha and rate of each layer at each scoring, as means over the seeds, for each group with a score."""
+    found = []
+    for group in groups:
+        lines: dict[str, list[Line]] = {}
+        for line in (line for run in group.runs for line in run.layers):
+            lines.setdefault(str(line["layer"]), []).append(line)
+        values = {
+            quantity: {name: dict(_by_epoch(each, quantity)) for name, each in lines.items()}
+            for quantity in ("alpha", "rate")
+        }
+        epochs = sorted({epoch for by_layer in values.values() for each in by_layer.values() for epoch in each})
+        alpha, rate = (
+            tuple(tuple(finite(fmean(each[epoch])) if epoch in each else None for epoch in epochs) for each in by_layer)
+            for by_layer in (by_name.values() for by_name in values.values())
+        )
+        if epochs:
+            found.append(LayerTrack(group.label, tuple(epochs), tuple(lines), alpha, rate))
+    return found
 
 
-def _mean(values: list[float] | None) -> float | None:
-    return finite(fmean(values)) if values else None
-
-
-def shown_epochs(groups: Sequence[Group], most: int) -> list[tuple[int, int]]:
-    """The epochs that are drawn, each with the last one that it stands for.
-
-    Args:
-        groups: All of them.
-        most: As many as fit; never fewer than two nor more than `MOST_EPOCHS`.
-    """
-    epochs = sorted({int(line["epoch"]) for group in groups for run in group.runs for line in run.layers})
-    most = min(MOST_EPOCHS, max(2, most))
-    if len(epochs) > most:
-        epochs = sorted({epochs[round(place * (len(epochs) - 1) / (most - 1))] for place in range(most)})
-    return [(epoch, after - 1) for epoch, after in pairwise(epochs)] + [(epoch, epoch) for epoch in epochs[-1:]]
-
-
-def last_alphas(groups: Sequence[Group], names: Sequence[str]) -> list[Datum]:
-    """Alpha of each layer and run at the run's last scoring."""
-    numbers = {name: number for number, name in enumerate(names)}
+def last_alphas(groups: Sequence[Group]) -> list[Alphas]:
+    """Return alpha of each layer and run at the run's last scoring."""
     return [
-        {"method": method, "layer": numbers[str(line["layer"])], "alpha": alpha}
-        for method, group in enumerate(groups)
-        for run in group.runs
-        for line in run.layers
-        if line["epoch"] == run.layers[-1]["epoch"] and (alpha := finite(line.get("alpha"))) is not None
+        Alphas("", group.label, tuple(alpha for run in group.runs for alpha in _last_alphas(run))) for group in groups
     ]
 
 
-def recorded_spectra(groups: Sequence[Group], names: Sequence[str]) -> list[Datum]:
-    """The spectra that were recorded, of each method's first run that has any; of many epochs an even choice."""
-    numbers = {name: number for number, name in enumerate(names)}
-    kept = dict(shown_epochs(groups, MOST_SPECTRA // max(1, len(groups) * len(names))))
+def _last_alphas(run: Run) -> list[float]:
+    last = [line for line in run.layers if line["epoch"] == run.layers[-1]["epoch"]]
+    return [alpha for line in last if (alpha := finite(line.get("alpha"))) is not None]
+
+
+def shown_epochs(groups: Sequence[Group], most: int) -> list[tuple[int, int]]:
+    """Return an even choice of epochs, 2 to `MOST_EPOCHS`, each with the last one that it stands for."""
+    epochs = sorted({int(line["epoch"]) for group in groups for run in group.runs for line in run.layers})
+    epochs = evenly(epochs, min(MOST_EPOCHS, max(2, most)))
+    return [(epoch, after - 1) for epoch, after in pairwise(epochs)] + [(epoch, epoch) for epoch in epochs[-1:]]
+
+
+def recorded_spectra(groups: Sequence[Group]) -> tuple[list[Datum], list[str]]:
+    """Return the recorded spectra of each group's first run that has any, at some epochs, and the layers' names."""
+    lines = (line for group in groups for run in group.runs for line in run.layers)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(str(line["layer"]) for line in lines))}
+    kept = dict(shown_epochs(groups, MOST_SPECTRA // max(1, len(groups) * len(numbers))))
     data = []
     for method, group in enumerate(groups):
         run = next((run for run in group.runs if any(line.get("eigenvalues") for line in run.layers)), None)
@@ -240,11 +237,11 @@ def recorded_spectra(groups: Sequence[Group], names: Sequence[str]) -> list[Datu
             if (epoch := int(line["epoch"])) in kept and (datum := _spectrum(run, line)) is not None:
                 place = {"method": method, "layer": numbers[str(line["layer"])], "epoch": epoch, "until": kept[epoch]}
                 data.append({**datum, **place})
-    return data
+    return data, list(numbers)
 
 
 def _spectrum(run: Run | None, line: Line) -> Datum | None:
-    """A recorded spectrum; logs have no threshold, but that of the median is known from the recipe."""
+    """Return a recorded spectrum; logs have no threshold, but that of the median is known from the recipe."""
     values, alpha = line.get("eigenvalues", []), finite(line.get("alpha"))
     tail = None if run is None else run.recipe.get("tail")
     if run is None or tail not in ("median", "median_published"):
@@ -256,3 +253,206 @@ def _spectrum(run: Run | None, line: Line) -> Datum | None:
     if not 0 < num_tail < len(values):
         return spectrum_datum(values, alpha=alpha)
     return spectrum_datum(values, alpha=alpha, xmin=values[-num_tail - 1], num_tail=num_tail)
+
+
+def runs_charts(runs: Sequence[RunFolder]) -> dict[str, alt.TopLevelMixin]:
+    """Return the charts of runs by name.
+
+    Args:
+        runs: Their folders; others are compared with the first one's method.
+
+    Returns:
+        ``accuracy``, ``loss``, ``layer_maps``, ``alpha_boxes``, ``alpha_histogram``, ``two_layers`` and ``spectrum``,
+        each where the logs have the values.
+
+    Raises:
+        ValueError: If there are no runs, or a folder holds none.
+    """
+    return _charts(read_groups(runs))
+
+
+def _charts(groups: Sequence[Group]) -> dict[str, alt.TopLevelMixin]:
+    methods = [group.label for group in groups]
+    charts: dict[str, alt.TopLevelMixin] = {}
+    for quantity, unit in (("accuracy", "%"), ("loss", "nats")):
+        if data := curves(groups, quantity):
+            charts[quantity] = _curves(data, methods, quantity, unit)
+    found = tracks(groups)
+    if found:
+        charts["layer_maps"] = layer_maps(found, title="Learning rate and alpha by layer and epoch", subtitle="")
+    alphas = last_alphas(groups)
+    if any(each.values for each in alphas):
+        charts["alpha_boxes"] = alpha_boxes(alphas, title="Alpha at the end", subtitle="")
+        charts["alpha_histogram"] = alpha_histograms(alphas, title="Histograms of alpha at the end", subtitle="")
+    if found:
+        charts["two_layers"] = _two_layers(found)
+    spectra, names = recorded_spectra(groups)
+    if spectra:
+        charts["spectrum"] = _spectra(spectra, methods, names)
+    return charts
+
+
+def _curves(data: list[Datum], methods: list[str], quantity: str, unit: str) -> alt.TopLevelMixin:
+    # radio buttons of one name would be one choice, so each chart's has another
+    stage = f"{quantity}_stage"
+    radio = alt.binding_radio(options=["test", "train"], labels=["test", "training"], name="Images ")
+    is_log = quantity == "loss" and all(datum["low"] > 0 for datum in data)
+    y: dict[str, Any] = {
+        "title": f"{quantity}, {unit} (log)" if is_log else f"{quantity}, {unit}",
+        "scale": alt.Scale(type="log", nice=False) if is_log else alt.Scale(zero=False),
+        "axis": alt.Axis(grid=not is_log),
+    }
+    base = alt.Chart(DATA).transform_filter(f"datum.stage == {stage}")
+    base = base.encode(x=epoch_axis(data), y=alt.Y("mean:Q", **y))
+    looks = by_method(methods)
+    band = base.mark_area(opacity=0.18, aria=False).encode(y=alt.Y("low:Q", **y), y2="high:Q", color=looks["color"])
+    names = {"mean": "mean", "low": "lowest", "high": "highest"}
+    numbers = [alt.Tooltip(f"{field}:Q", title=title, format=".4g") for field, title in names.items()]
+    hover = base.mark_point(size=60, opacity=0, filled=True, aria=False).encode(
+        tooltip=[alt.Tooltip("epoch:Q"), *numbers, alt.Tooltip("n:Q", title="seeds")]
+    )
+    chart = alt.layer(band, base.mark_line(strokeWidth=2).encode(**looks), hover).add_params(
+        names_param("method_names", methods), alt.param(name=stage, value="test", bind=radio)
+    )
+    return finish(
+        chart.properties(width="container"),
+        data,
+        title=f"{quantity.capitalize()} over the epochs",
+        description=f"{quantity.capitalize()} of {len(methods)} methods over the epochs: mean over the seeds as a "
+        "line, lowest to highest as a band.",
+    )
+
+
+def _two_layers(found: Sequence[LayerTrack]) -> alt.TopLevelMixin:
+    """Draw alpha and rate of two layers to choose, of one method or of two."""
+    data, _ = track_data(found)
+    names = [f"{name} ({track.panel})" if len(found) > 1 else name for track in found for name in track.layers]
+    base = alt.Chart(DATA).transform_filter("datum.layer == first || datum.layer == second")
+    base = base.transform_calculate(which="datum.layer == first ? 0 : 1")
+    legend = alt.Legend(labelExpr="layer_names[datum.value == 0 ? first : second]", symbolType="stroke", symbolSize=500)
+    looks = {
+        "color": alt.Color("which:N", scale=alt.Scale(domain=[0, 1], range=list(COLOURS[:2])), legend=legend),
+        "strokeDash": alt.StrokeDash("which:N", scale=alt.Scale(domain=[0, 1], range=list(DASHES[:2])), legend=legend),
+    }
+    lines = [
+        base.transform_filter(f"isValid(datum.{quantity})")
+        .mark_line(strokeWidth=2, point=True)
+        .encode(x=epoch_axis(data), y=alt.Y(f"{quantity}:Q", title=title, scale=alt.Scale(zero=False)), **looks)
+        .properties(width=560, height=160)
+        for quantity, title in (("alpha", "alpha (no unit)"), ("rate", "learning rate"))
+    ]
+    chart = alt.vconcat(*lines).add_params(
+        names_param("layer_names", names),
+        chooser("first", "Layer ", names),
+        chooser("second", "and ", names, value=len(names) - 1),
+    )
+    return finish(
+        chart,
+        data,
+        title="Two layers over the epochs",
+        description="Alpha and learning rate of two chosen layers over the epochs, mean over the seeds. Choose the "
+        "layers in the lists before the chart.",
+    )
+
+
+def _spectra(data: list[Datum], methods: list[str], names: list[str]) -> alt.TopLevelMixin:
+    first, last = min(datum["epoch"] for datum in data), max(datum["until"] for datum in data)
+    start = data[0]
+    slider = alt.param(name="epoch", value=last, bind=alt.binding_range(min=first, max=last, step=1, name="Epoch "))
+    return spectrum_chart(
+        data,
+        chosen="datum.method == method && datum.layer == layer && datum.epoch <= epoch && epoch <= datum.until",
+        title="layer_names[layer] + ', ' + method_names[method] + ', epoch ' + epoch",
+        description="Histogram of the eigenvalues of a chosen layer on log axes, with the threshold xmin and the "
+        "fitted power law. The slider before the chart moves it through the epochs.",
+        params=[
+            names_param("method_names", methods),
+            names_param("layer_names", names),
+            chooser("method", "Method ", methods, value=start["method"]),
+            chooser("layer", "Layer ", names, value=start["layer"]),
+            slider,
+        ],
+    )
+
+
+def runs_page(runs: Sequence[RunFolder]) -> str:
+    """Return one HTML document about runs, which opens offline.
+
+    Raises:
+        ValueError: If there are no runs, or a folder holds none.
+    """
+    groups = read_groups(runs)
+    recipes = [group.runs[0].recipe for group in groups]
+    heading = ", ".join(dict.fromkeys(f"{each.get('model')} on {each.get('dataset')}" for each in recipes))
+    return render(
+        "runs.html",
+        title=f"Runs: {heading}",
+        charts=_charts(groups),
+        heading=heading,
+        facts=facts(_facts(groups)),
+        table=table_content(method_table(groups)),
+    )
+
+
+def _facts(groups: Sequence[Group]) -> dict[str, Any]:
+    runs = [run for group in groups for run in group.runs]
+    missing = sum(run.result is None for run in runs)
+    values: dict[str, Any] = {"methods": len(groups), "runs": len(runs), "not complete": missing or None}
+    for name in ("epochs", "batch_size", "lr", "weight_decay", "tail", "score", "assignment"):
+        found = {str(run.recipe.get(name)) for run in runs if run.recipe.get(name) is not None}
+        if len(found) == 1:
+            values[name] = found.pop()
+    return values
+
+
+def find_runs(folders: Sequence[Path]) -> list[RunFolder]:
+    """Return the runs of images that the folders are or hold, in the order of their names.
+
+    Raises:
+        CheckpointError: If a folder is or holds none, or none has finished an epoch or is of images.
+    """
+    found: dict[Path, RunFolder] = {}
+    for folder in folders:
+        paths = sorted(path.parent for path in folder.rglob("recipe.json"))
+        if not paths:
+            raise CheckpointError(f"{shown(str(folder))} is no run and holds none: a run has a recipe.json")
+        found.update((path.resolve(), RunFolder(path)) for path in paths)
+    begun = [run for run in found.values() if run.metrics]
+    runs = [run for run in begun if _kind(run) == "images"]
+    if begun and not runs:
+        kinds = ", ".join(dict.fromkeys(map(_kind, begun)))
+        raise CheckpointError(
+            f"{shown(str(folders[0]))} holds runs of {kinds}, pages are of images: see tempbalance study report {kinds}"
+        )
+    if not runs:
+        raise CheckpointError(f"no run in {', '.join(shown(str(each)) for each in folders)} has finished an epoch yet")
+    return runs
+
+
+def _kind(run: RunFolder) -> str:
+    content = run.recipe
+    recipe = content.get("recipe") if isinstance(content, dict) else None
+    return (
+        str(recipe.get("kind", "images")) if isinstance(recipe, dict) else "images"
+    )  # which is refused when it is read
+
+
+def write_runs(folders: Sequence[Path], html: Path, figures: Path | None = None) -> list[Path]:
+    """Write the page of runs, and its charts if there is a folder for them.
+
+    Args:
+        folders: Runs, or folders that hold some.
+        html: The page.
+        figures: Where charts go as SVG, PDF and PNG.
+
+    Returns:
+        The files.
+
+    Raises:
+        CheckpointError: If there are no runs.
+        ValueError: If the page's place is a folder.
+    """
+    check_places(html, figures)
+    runs = find_runs(folders)
+    write_whole(html, runs_page(runs).encode())
+    return [html, *(save_figures(runs_charts(runs), figures) if figures is not None else [])]

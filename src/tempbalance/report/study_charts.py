@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -29,9 +30,11 @@ from tempbalance.report.chart import (
     label_axis,
     log_axis,
     measure_axis,
+    method_colours,
     names_param,
     numbered,
     of_panel,
+    off_axis,
     panel_title,
     panel_width,
     panels_chart,
@@ -42,7 +45,7 @@ from tempbalance.report.text import finite, shown
 _SETTING, _PAPER, _TIME = "each setting tried", "paper", "time (right axis)"
 # colours that are seen on white, on black and on a bar
 _SIGNS = {_SETTING: ("M-1,-1L1,1M-1,1L1,-1", "#6f7a86"), _PAPER: ("diamond", "#b07d1e"), _TIME: ("circle", RED)}
-_NOTE = "Error bars: one standard deviation. Axes do not begin at 0."
+_NOTE = "Error bars: one standard deviation. Axes do not begin at 0; a red triangle is a value beyond the axis."
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,12 @@ class Bar:
     Attributes:
         panel: Network and data.
         label: Printed under the bar.
-        mean, std: Over the seeds; a mean of ``None`` leaves the place empty.
+        mean, std: Over the seeds; a mean of ``None`` leaves the place to the text ``missing``.
         crosses: Mean of each hyperparameter setting that was tried.
         paper: The paper's mean.
         seconds, seconds_std: Mean and standard deviation of its seconds.
+        method: Method, which gives the bar its colour.
+        missing: Why there is no mean.
     """
 
     panel: str
@@ -66,6 +71,8 @@ class Bar:
     paper: float | None = None
     seconds: float | None = None
     seconds_std: float | None = None
+    method: str = "TB"
+    missing: str = "no run yet"
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,9 @@ def bar_chart(
     """Draw bars with error bars in panels, each with its own axis; with ``seconds_title``, seconds on a second axis."""
     check(bars, "bar", lambda bar: (bar.panel, bar.label))
     panels, labels = numbered(bar.panel for bar in bars), numbered(bar.label for bar in bars)
-    data = [_bar_datum(bar, panels[bar.panel], labels[bar.label]) for bar in bars]
+    methods = list(dict.fromkeys(bar.method for bar in bars))
+    colours = dict(zip(methods, method_colours(methods), strict=True))
+    data = [_bar_datum(bar, panels[bar.panel], labels[bar.label]) | {"colour": colours[bar.method]} for bar in bars]
     used = _used(data, with_seconds=seconds_title is not None)
 
     def draw(panel: Panel) -> Any:
@@ -135,13 +144,14 @@ def _bar_datum(bar: Bar, panel: int, label: int) -> Datum:
     return {
         "panel": panel,
         "label": label,
+        "missing": shown(bar.missing),
         "mean": finite(bar.mean, 9),
         "low": low,
         "high": high,
         "crosses": [value for each in bar.crosses if (value := finite(each, 9)) is not None],
         "paper": finite(bar.paper, 9),
         "seconds": finite(bar.seconds),
-        "seconds_low": None if seconds_low is None else max(0.0, seconds_low),
+        "seconds_low": seconds_low,
         "seconds_high": seconds_high,
     }
 
@@ -161,26 +171,34 @@ def _values(data: Sequence[Datum]) -> list[float | None]:
     return plain + [value for datum in data for value in datum.get("crosses", ())]
 
 
+def _domain(data: Sequence[Datum], y_title: str) -> tuple[float, float] | None:
+    """Return the range of an axis; percents end at 100."""
+    return zoomed(_values(data), most=100.0 if y_title.endswith("%") else math.inf)
+
+
 def _bar_layers(base: alt.Chart, panel: Panel, y_title: str, used: Signs, aside: float) -> Iterator[alt.Chart]:
-    domain = zoomed(_values(panel.data))
+    domain = _domain(panel.data, y_title)
     y = measure_axis("mean:Q", panel.first(y_title), domain)
     bars = base.transform_filter("isValid(datum.mean)").transform_calculate(
         name="label_names[datum.label]", floor=str(domain[0] if domain else 0)
     )
     tooltip = _tooltips(panel.data)
-    yield bars.mark_bar(fill=BLUE, fillOpacity=0.35, stroke=BLUE).encode(y=y, y2="floor:Q", tooltip=tooltip)
+    look = {"fill": alt.Fill("colour:N", scale=None), "stroke": alt.Stroke("colour:N", scale=None)}
+    yield bars.mark_bar(fillOpacity=0.35, clip=True).encode(y=y, y2="floor:Q", tooltip=tooltip, **look)
     empty = base.transform_filter("!isValid(datum.mean)")
-    words = empty.mark_text(text="no run yet", angle=270, align="left", fontSize=10, color=FAINT, aria=False)
-    yield words.encode(y=alt.value(PANEL_HEIGHT - 6))
+    words = empty.mark_text(angle=270, align="left", fontSize=10, color=FAINT, aria=False)
+    yield words.encode(y=alt.value(PANEL_HEIGHT - 6), text="missing:N")
     yield error_rule(base, color=INK)
+    yield from off_axis(base, "mean", domain)
+    looks = by_sign(used, fill="white") if used else {}
     if _SETTING in used:
         crosses = base.transform_flatten(["crosses"]).transform_calculate(sign=f"'{_SETTING}'")
-        points = crosses.mark_point(size=20, strokeWidth=1.8, opacity=1, xOffset=aside)
-        yield points.encode(y=alt.Y("crosses:Q"), **by_sign(used))
+        points = crosses.mark_point(size=20, strokeWidth=1.8, opacity=1, xOffset=aside, clip=True)
+        yield points.encode(y=alt.Y("crosses:Q"), **looks)
     if _PAPER in used:
         papers = base.transform_filter("isValid(datum.paper)").transform_calculate(sign=f"'{_PAPER}'")
-        points = papers.mark_point(size=45, strokeWidth=1.8, fill="white", opacity=1, xOffset=-aside)
-        yield points.encode(y=alt.Y("paper:Q"), **by_sign(used))
+        points = papers.mark_point(size=45, strokeWidth=1.8, fill="white", opacity=1, xOffset=-aside, clip=True)
+        yield points.encode(y=alt.Y("paper:Q"), **looks)
 
 
 def _tooltips(data: Sequence[Datum]) -> list[alt.Tooltip]:
@@ -201,7 +219,8 @@ def _second_layers(
     timed = base.transform_filter("isValid(datum.seconds)").transform_calculate(sign=f"'{_TIME}'")
     yield timed.mark_line(color=RED, strokeWidth=1.5, xOffset=aside, aria=False).encode(y=y)
     yield error_rule(timed, low="seconds_low", high="seconds_high", color=RED, xOffset=aside)
-    yield timed.mark_point(size=40, filled=True, opacity=1, xOffset=aside).encode(y=y, **by_sign(used))
+    points = timed.mark_point(size=40, strokeWidth=1.8, fill="white", opacity=1, xOffset=aside)
+    yield points.encode(y=y, **by_sign(used, fill="white"))
 
 
 def line_chart(
@@ -227,8 +246,11 @@ def line_chart(
 
     def draw(panel: Panel) -> Any:
         base = panel.base.encode(x=_varying_axis(panel, x_title, log_x=log_x))
-        y = _measured_axis(panel.data, panel.first(y_title), log_y=log_y)
-        return alt.layer(*_line_layers(base, panel.data, y, by_method(len(series))))
+        domain = None if log_y else _domain(panel.data, y_title)
+        y = _log_measure_axis(panel.data, panel.first(y_title)) if log_y else None
+        y = y or measure_axis("mean:Q", panel.first(y_title), domain)
+        layers = _line_layers(base, panel.data, y, by_method(list(series)))
+        return alt.layer(*layers, *off_axis(base, "mean", domain))
 
     return panels_chart(
         list(panels),
@@ -243,9 +265,7 @@ def line_chart(
     )
 
 
-def _measured_axis(data: Sequence[Datum], title: str | None, *, log_y: bool) -> alt.Y:
-    if not log_y:
-        return measure_axis("mean:Q", title, zoomed(_values(data)))
+def _log_measure_axis(data: Sequence[Datum], title: str | None) -> alt.Y:
     there = [value for value in _values(data) if value is not None and value > 0]
     options = log_axis((min(there) / 1.3, max(there) * 1.3) if there else (0.1, 1.0))
     options["scale"].clamp = True
@@ -271,14 +291,15 @@ def _varying_axis(panel: Panel, title: str, *, log_x: bool) -> alt.X:
 
 def _line_layers(base: alt.Chart, data: Sequence[Datum], y: alt.Y, looks: dict[str, Any]) -> Iterator[alt.Chart]:
     measured = base.transform_filter("isValid(datum.mean)")
-    yield measured.mark_line(strokeWidth=2, aria=False).encode(y=y, **looks)
+    yield measured.mark_line(strokeWidth=2, aria=False, clip=True).encode(y=y, **looks)
     yield error_rule(base).encode(color=looks["color"])
     named = measured.transform_calculate(name="method_names[datum.method]")
-    yield named.mark_point(size=36, filled=True, opacity=1).encode(y=y, color=looks["color"], tooltip=_tooltips(data))
+    points = named.mark_point(size=36, filled=True, opacity=1, clip=True)
+    yield points.encode(y=y, color=looks["color"], tooltip=_tooltips(data))
     if _PAPER in _used(data):
         papers = base.transform_filter("isValid(datum.paper)").encode(y=alt.Y("paper:Q"), color=looks["color"])
-        yield papers.mark_line(strokeWidth=1, strokeDash=[1, 2], aria=False)
-        yield papers.mark_point(shape="diamond", size=45, strokeWidth=1.6, fill="white", opacity=1)
+        yield papers.mark_line(strokeWidth=1, strokeDash=[1, 2], aria=False, clip=True)
+        yield papers.mark_point(shape="diamond", size=45, strokeWidth=1.6, fill="white", opacity=1, clip=True)
 
 
 _KINDS = {"one epoch": ("circle", BLUE), "one balancing": ("square", RED)}
@@ -476,7 +497,9 @@ def decay_chart(spectra: Sequence[MatrixSpectrum], *, title: str, subtitle: str)
         x = alt.X("rank:Q", title="rank (log)", **log_axis((0.9, 1.1 * max(datum["rank"] for datum in mine))))
         y_title = panel.first(shown(f"{rows[panel.number]}: eigenvalue (log)"))
         y = alt.Y("value:Q", title=y_title, **log_axis((min(values) / 1.5, max(values) * 1.5)))
-        return panel.base.mark_line(strokeWidth=1.6).encode(x=x, y=y, **by_method(len(epochs)))
+        return panel.base.mark_line(strokeWidth=1.6).encode(
+            x=x, y=y, **by_method([f"epoch {epoch}" for epoch in epochs])
+        )
 
     return panels_chart(
         [matrix for _, matrix in places],

@@ -115,15 +115,21 @@ def entry_text(entry: Entry) -> str:
     return "" if entry is None else str(entry)
 
 
-def to_rich(table: ResultTable) -> Table:
-    """Return the table for a terminal. A column with the same entry in all rows is printed above the table instead."""
+def folded(table: ResultTable) -> tuple[str, list[int]]:
+    """Return the entries that all of several rows have in common, as text, and the places of the other columns."""
     same = {i for i in _range(table) if len(table.rows) > 1 and len({entry_text(row[i]) for row in table.rows}) == 1}
     common = [f"{table.columns[i]} {text}" for i in sorted(same) if (text := entry_text(table.rows[0][i]))]
-    found = Table(title=Text(", ".join(common)) if common else None, title_justify="left")
-    for i in sorted({*_range(table)} - same):
+    return ", ".join(common), sorted({*_range(table)} - same)
+
+
+def to_rich(table: ResultTable) -> Table:
+    """Return the table for a terminal. A column with the same entry in all rows is printed above the table instead."""
+    common, places = folded(table)
+    found = Table(title=Text(common) if common else None, title_justify="left")
+    for i in places:
         found.add_column(table.columns[i], justify="right" if table.is_number(i) else "left", overflow="fold")
     for row in table.rows:
-        found.add_row(*(Text(entry_text(entry)) for i, entry in enumerate(row) if i not in same))
+        found.add_row(*(Text(entry_text(row[i])) for i in places))
     return found
 
 

@@ -1,10 +1,9 @@
-"""Names and numbers as a page shows them: text that stays text."""
+"""Names and numbers as tables, charts and pages show them: text that stays text."""
 
 from __future__ import annotations
 
 import json
 import unicodedata
-from html import escape
 from typing import Any
 
 # control, unassigned (XML cannot hold U+FFFF), format (bidi overrides, zero width), surrogate, separators
@@ -22,13 +21,16 @@ VERDICT_LOOKS = {
 
 
 def shown(value: object) -> str:
-    r"""Text in which characters that are not seen, or that turn others around, stand as their escapes.
+    r"""Return text in which characters that are not seen, or that change the direction of others, are escaped.
 
     Example:
         >>> shown("fc\x1b[31m")
         'fc\\x1b[31m'
     """
-    return "".join(_escape(char) if unicodedata.category(char) in _UNSEEN else char for char in str(value))
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(_escape(char) if unicodedata.category(char) in _UNSEEN else char for char in text)
 
 
 def _escape(char: str) -> str:
@@ -46,20 +48,15 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most :]}"
 
 
-def named(value: object) -> str:
-    """A name in HTML: cut, longer on hovering, and with no influence on the direction of what stands beside it."""
-    return f'<bdi title="{escape(short(value, 200))}">{escape(short(value))}</bdi>'
-
-
 def finite(value: Any, digits: int = 5) -> float | None:
-    """A number with so many significant digits; ``None`` for what is none, or too large to draw."""
+    """Round to this many significant digits; ``None`` if the value is no number, or too large to draw."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None
     return float(f"{value:.{digits}g}")
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """A number for a table; empty for what is not a finite number.
+    """Return a number for a table; empty if it is not finite.
 
     Example:
         >>> number(2.34567), number(None), number(1234567.8), number(128)
@@ -72,7 +69,7 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def json_block(value: Any) -> str:
-    """JSON that can stand inside an HTML script element.
+    """Return JSON that can stand inside an HTML script element.
 
     Raises:
         ValueError: If a number in it is not finite.

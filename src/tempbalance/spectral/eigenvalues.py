@@ -98,12 +98,7 @@ class Spectrum:
 
 
 def check_weight(weight: Tensor) -> None:
-    """Refuse a weight that has no spectrum.
-
-    Raises:
-        WeightError: If the weight is meta, sparse, quantized, complex or integer.
-        TypeError: If it is no tensor.
-    """
+    """Refuse a weight that has no spectrum."""
     if not isinstance(weight, Tensor):
         raise TypeError(f"a weight must be a tensor, got {type(weight).__name__}")
     if hasattr(weight, "placements"):
@@ -151,11 +146,7 @@ def _load_extension(name: str) -> Any:
 
 
 def _function(module: Any, name: str, num_arguments: int) -> Any:
-    """Return a function that a Cython module exports.
-
-    Raises:
-        ImportError: If its arguments are not pointers to 32-bit integers and numbers, as LAPACK's are.
-    """
+    """Return a function that a Cython module exports."""
     capsule = module.__pyx_capi__[name]
     get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -205,9 +196,6 @@ def gram_matrices(slices: Tensor, *, double: bool = False, lapack: Lapack | None
 
     Returns:
         The matrices and the exponent of the power of two.
-
-    Raises:
-        WeightError: If an entry is NaN or infinite.
     """
     slices = slices.contiguous().to(_precision(slices, double))
     largest = max(abs(float(end)) for end in torch.aminmax(slices))  # a sixth of an infinity norm's time
@@ -243,11 +231,7 @@ def _half_product(slices: Tensor, unit: float, lapack: Lapack) -> Tensor:
 
 
 def lapack_eigenvalues(gram: Tensor, lapack: Lapack) -> Tensor:
-    """Return the eigenvalues of all Gram matrices, of which the half up to the diagonal counts; overwrites them.
-
-    Raises:
-        WeightError: If LAPACK finds none.
-    """
+    """Return the eigenvalues of all Gram matrices, of which the half up to the diagonal counts; overwrites them."""
     num_slices, side, _ = gram.shape
     info = ctypes.c_int()
     n, size, failed = ctypes.byref(ctypes.c_int(side)), ctypes.byref(ctypes.c_int(_BLOCK * side)), ctypes.byref(info)
@@ -266,11 +250,7 @@ def lapack_eigenvalues(gram: Tensor, lapack: Lapack) -> Tensor:
 
 
 def torch_eigenvalues(gram: Tensor) -> Tensor:
-    """Return the eigenvalues of all Gram matrices on the CPU, of which the half up to the diagonal counts.
-
-    Raises:
-        WeightError: If torch finds none.
-    """
+    """Return the eigenvalues of all Gram matrices on the CPU, of which the half up to the diagonal counts."""
     try:
         values: Tensor = torch.linalg.eigvalsh(gram.mT, UPLO="U")  # LAPACK takes the matrix transposed
     except RuntimeError as err:  # torch.linalg.LinAlgError

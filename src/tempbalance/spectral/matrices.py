@@ -45,11 +45,7 @@ Windows = Literal["square"] | int
 
 
 def cut_matrix(weight: Tensor) -> list[Part]:
-    """One 2-D weight, one matrix.
-
-    Raises:
-        WeightError: If it has another number of dimensions.
-    """
+    """One 2-D weight, one matrix."""
     _check_dimensions(weight, 2, 2)
     return [Part("", weight.unsqueeze(0))]
 
@@ -61,9 +57,6 @@ def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
         weight: Kernel of shape ``(out, in / groups, *positions)``, or transposed
             ``(in, out / groups, *positions)``: both are grouped along their first dimension.
         groups: How many independent convolutions the kernel holds.
-
-    Raises:
-        WeightError: If the kernel has fewer than three dimensions or ``groups`` does not divide the first.
     """
     _check_dimensions(weight, 3, 5)
     first, second = weight.shape[:2]
@@ -76,11 +69,7 @@ def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
 
 
 def cut_stack(weight: Tensor) -> list[Part]:
-    """One part per expert of a weight stacked along its first dimension, ``(experts, rows, columns)``.
-
-    Raises:
-        WeightError: If it has another number of dimensions.
-    """
+    """One part per expert of a weight stacked along its first dimension, ``(experts, rows, columns)``."""
     _check_dimensions(weight, 3, 3)
     return [Part(f"expert {i}", weight[i : i + 1]) for i in range(weight.shape[0])]
 
@@ -93,9 +82,6 @@ def cut_fused(weight: Tensor, *, sizes: int | Sequence[int], names: Sequence[str
         sizes: The number of equal parts, or the size of each along ``dim``.
         names: What the parts are called; numbered if empty.
         dim: The output dimension of the weight: 0 for ``Linear``, 1 for the ``Conv1D`` of GPT-2.
-
-    Raises:
-        WeightError: If the parts do not add up to the weight, or it is not 2-D.
     """
     _check_dimensions(weight, 2, 2)
     length = weight.shape[dim]
@@ -122,9 +108,6 @@ def cut_by_shape(weight: Tensor, *, groups: int = 1) -> list[Part]:
     Args:
         weight: The weight.
         groups: Of a convolution.
-
-    Raises:
-        WeightError: If the weight has fewer than two dimensions, or ``groups`` does not divide the first.
     """
     if weight.dim() < 2:
         raise WeightError(f"a weight has two or more dimensions, got {weight.dim()}")
@@ -132,11 +115,7 @@ def cut_by_shape(weight: Tensor, *, groups: int = 1) -> list[Part]:
 
 
 def check_windows(windows: object) -> None:
-    """Refuse what is no size of windows.
-
-    Raises:
-        ValueError: If it is neither None nor ``square`` nor a whole number of at least 2.
-    """
+    """Refuse what is no size of windows."""
     is_side = isinstance(windows, int) and not isinstance(windows, bool) and windows >= 2
     if not (windows is None or windows == "square" or is_side):
         raise ValueError(f"windows must be None, 'square' or a whole number of at least 2, got {windows!r}")
@@ -152,9 +131,6 @@ def cut_windows(part: Part, windows: Windows) -> Part:
     Args:
         part: The matrices.
         windows: ``square`` for a side as long as the shorter one of a matrix, or the side, if that is not longer.
-
-    Raises:
-        ValueError: If ``windows`` is neither.
     """
     check_windows(windows)
     if part.slices.numel() == 0:

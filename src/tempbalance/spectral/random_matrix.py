@@ -7,16 +7,9 @@ The eigenvalues of a random n x m matrix follow the Marchenko-Pastur law, x = (s
 
 of them below, in the mean and but for terms of order 1 / n: the second term is the one that real matrices have.
 
-`median`, and any function, is fitted to the quantiles of that; for sides below 12, where the terms left out count,
-`median` is averaged over simulated matrices. With half of the values as the tail it agrees with the mean over simulated
-matrices to 0.6 % from 50 eigenvalues on; with a tenth of them to 1 % for sides from 100 on, 3 % at 50 and 9 % at 12.
-
-The searches do not settle where the smooth law would have them. From one random matrix to the next their alpha scatters
-by a factor of 1.2 to 2.2, the law's lies 15 to 40 % below the mean of `goodness_of_fit`, and anywhere between 0.4 and
-1.6 times that of `peak`. So they are averaged over a fixed set of random spectra. The average is the geometric
-mean: two values at the top may be as close as they like, so that alpha's variance has no bound and a plain mean, a few
-to 70 % above, does not settle. With 64 spectra it is known to 3 to 10 %, and agrees with that over simulated matrices
-to 12 %; with `goodness_of_fit` and nine pooled slices it lies up to 25 % below.
+`median`, and any function, is fitted to the quantiles of that; `median` of sides below 12 is averaged over simulated
+matrices. The searches scatter from one random matrix to the next, so the geometric mean over a fixed set of random
+spectra is taken. docs/decisions/0014 says how exact each is.
 """
 
 from __future__ import annotations
@@ -64,11 +57,6 @@ def random_alpha(
         tail: As in `fit_tail`; a function is called with `random_eigenvalues`, once for each shape.
         tail_fraction: As in `fit_tail`.
 
-    Raises:
-        ValueError: If an option is out of range.
-        TailError: If there are too few eigenvalues for a fit.
-        ScoreError: If a function gives what is no fit.
-
     Example:
         >>> round(random_alpha(rows=512, columns=512), 1), round(random_alpha(rows=64, columns=2048), 1)
         (2.1, 7.6)
@@ -102,9 +90,6 @@ def random_eigenvalues(*, rows: int, columns: int, num_slices: int = 1) -> Tenso
 
     Returns:
         As many as the matrices have, ascending, positive, float64.
-
-    Raises:
-        ValueError: If a number is less than 1.
     """
     side, length = _sides(rows, columns, num_slices)
     positions = (np.arange(num_slices * side) + 0.5) / num_slices  # of 0 to side
@@ -274,9 +259,6 @@ def count_beyond_shuffled(part: Part, *, edge: float, seed: int) -> int:
         part: The matrices; entries change places among all of them.
         edge: In the units of the part's spectrum.
         seed: Decides the order.
-
-    Raises:
-        WeightError: If an entry is NaN or infinite.
     """
     gram, exponent = gram_matrices(_shuffled(part.slices.cpu(), seed), lapack=load_lapack())
     bound = math.ldexp(edge / part.factor, -exponent)

@@ -21,11 +21,7 @@ NEEDS_FIT = ("alpha", "alpha_weighted", "log_alpha_norm")
 
 
 def check_score(score: str | Callable[..., object]) -> None:
-    """Refuse an unknown name.
-
-    Raises:
-        ValueError: If the score is neither known nor a callable.
-    """
+    """Refuse an unknown name."""
     if not callable(score) and score not in get_args(ScoreName):
         raise ValueError(f"score must be one of {', '.join(get_args(ScoreName))} or a callable, got {score!r}")
 

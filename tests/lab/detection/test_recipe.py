@@ -39,7 +39,7 @@ def test_a_recipe_is_read_back_as_it_was_written():
         ({"betas": (0.9, 1.0)}, ["betas", (0.9, 1.0)]),
         ({"mosaic": 1.5}, ["mosaic", 0, 1.5]),
         ({"epochs": 0}, ["epochs", 1, 0]),
-        ({"eps": 0}, ["eps", 0.0]),
+        ({"eps": 0}, ["eps", "above 0", 0]),
         ({"width": 1.0}, ["'width'"]),
     ],
 )

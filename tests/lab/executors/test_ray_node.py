@@ -25,7 +25,7 @@ def test_a_run_goes_on_from_where_it_stands_further(tmp_path, monkeypatch, here,
         _settled(asked, files(here, "here"), "copy")
     settled = _settled(asked, files(sent, "sent"), "copy")
     assert settled.folder == tmp_path / "copy"
-    assert ImageRecipe.from_dict(read_recipe(settled.folder / "asked.json", ImageRecipe)) == asked.recipe
+    assert ImageRecipe.from_dict(read_recipe(settled.folder / "asked.json")) == asked.recipe
     assert settled.num_finished == max(here, sent)
     assert (settled.folder / "last.ckpt").read_text() == who
     assert not asked.folder.exists()

@@ -3,8 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from tempbalance import param_groups
-from tempbalance.lab.images.network import NETWORKS, Bottleneck, build_network
-from tempbalance.lab.options import MODELS
+from tempbalance.lab.images.network import NETWORKS, Bottleneck, PreActivationBlock, build_network, follow_by_name
+from tempbalance.lab.images.recipe import MODELS
 from tests.cases import raises
 
 
@@ -73,9 +73,9 @@ def bottleneck(inputs: int, width: int, depth: int) -> int:
 
 
 def wide(inputs: int, width: int, depth: int) -> int:
-    """A stage of pre-activation blocks: the norms have the channels of their inputs, the projection has none."""
-    first = 2 * inputs + 9 * inputs * width + 2 * width + 9 * width**2 + inputs * width
-    return first + (depth - 1) * (18 * width**2 + 4 * width)
+    """A stage of pre-activation blocks: the norms have the channels of their inputs, all convolutions have biases."""
+    first = 2 * inputs + 9 * inputs * width + 2 * width + 9 * width**2 + inputs * width + 3 * width
+    return first + (depth - 1) * (18 * width**2 + 6 * width)
 
 
 def vgg(*depths: int) -> int:
@@ -114,12 +114,12 @@ COUNTS = {
     "vgg16": (14_770_212, vgg(2, 2, 3, 3, 3) + 513 * 100),
     "vgg19": (20_081_188, vgg(2, 2, 4, 4, 4) + 513 * 100),
     "wrn16_8": (
-        11_007_540,
-        9 * 3 * 16 + wide(16, 128, 2) + wide(128, 256, 2) + wide(256, 512, 2) + 2 * 512 + 513 * 100,
+        11_012_036,
+        9 * 3 * 16 + 16 + wide(16, 128, 2) + wide(128, 256, 2) + wide(256, 512, 2) + 2 * 512 + 513 * 100,
     ),
     "wrn28_6": (
-        13_179_444,
-        9 * 3 * 16 + wide(16, 96, 4) + wide(96, 192, 4) + wide(192, 384, 4) + 2 * 384 + 385 * 100,
+        13_185_508,
+        9 * 3 * 16 + 16 + wide(16, 96, 4) + wide(96, 192, 4) + wide(192, 384, 4) + 2 * 384 + 385 * 100,
     ),
     "mlp": (2_149_988, (3 * 32 * 32 + 1) * 512 + 2 * 513 * 512 + 513 * 100),
 }
@@ -222,15 +222,42 @@ def test_a_block_adds_to_its_shortcut(name, last):
     assert projected.abs().sum() > 0
 
 
-def test_a_pre_activation_block_adds_to_its_shortcut_and_projects_the_activated_input():
+def test_a_pre_activation_block_adds_to_its_shortcut_and_projects_the_raw_input():
     first, second = build_network("wrn16_8", num_classes=10, width=0.125).layer2
     images = torch.randn(2, first.bn1.num_features, 8, 8)
     for block in (first, second):
         nn.init.zeros_(block.conv2.weight)
-    projected = first.shortcut(first.bn1(images).relu())
-    assert second.shortcut is None
+        nn.init.zeros_(block.conv2.bias)
+    projected = first.shortcut(images)
+    assert len(second.shortcut) == 0
     assert torch.equal(second(first(images)), projected)
     assert (projected < 0).any(), "no activation behind the sum"
+
+
+def test_a_pre_activation_block_strides_in_its_second_convolution_and_its_shortcut():
+    shapes = shapes_inside(PreActivationBlock(4, 8, stride=2), torch.randn(1, 4, 6, 6))
+    assert [shapes[name] for name in ("conv1", "conv2", "shortcut.0")] == [(1, 8, 6, 6), (1, 8, 3, 3), (1, 8, 3, 3)]
+
+
+def test_the_last_norm_of_a_wide_resnet_has_the_published_momentum():
+    norms = [each for each in build_network("wrn16_8", num_classes=10).modules() if isinstance(each, nn.BatchNorm2d)]
+    assert [each.momentum for each in norms] == [0.1] * 12 + [0.9]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("resnet18", {"bn1": "conv1", "layer2.0.bn2": "layer2.0.conv2", "layer2.0.shortcut.1": None}),
+        ("wrn16_8", {"layer1.0.bn1": "layer1.0.conv1", "layer3.1.bn2": "layer3.1.conv2", "bn1": "conv1"}),
+        ("vgg16", {"features.1": "features.0"}),
+    ],
+)
+def test_by_name_a_norm_follows_the_convolution_of_its_number(name, expected):
+    model = build_network(name, num_classes=10, width=0.125)
+    follow_by_name(model)
+    followed = followed_layers(model)
+    assert {norm: followed.get(norm) for norm in expected} == expected
+    assert not any(followed[norm] for norm in followed if "shortcut" in norm)
 
 
 @pytest.mark.parametrize(("side", "num_pools"), [(1, 0), (8, 3), (28, 4), (32, 5), (64, 5)])
@@ -277,7 +304,7 @@ def test_in_a_wide_resnet_a_norm_of_a_sum_trains_with_the_convolution_added_last
     assert fed["layer1.0.bn1"] == "conv1"
     assert fed["layer1.0.bn2"] == "layer1.0.conv1"
     assert fed["layer2.0.bn1"] == f"layer1.{num_blocks - 1}.conv2"
-    assert fed["bn"] == f"layer3.{num_blocks - 1}.conv2"
+    assert fed["bn1"] == f"layer3.{num_blocks - 1}.conv2"
     assert followed_layers(model) == fed
 
 

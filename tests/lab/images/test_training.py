@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from tempbalance.lab.methods import METHODS
 from tempbalance.lab.runs import DivergedError, InterruptedRunError, OtherRunError, TrainingError, load_weights
 from tempbalance.lab.train import train
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
-from tests.cases import assert_carries, raises
+from tests.cases import assert_carries, changed, raises
 
 SMALL = ImageRecipe(dataset="digits", model="mlp", width=0.25, method="tb+snr", epochs=5, limit=300)
 
@@ -394,22 +393,22 @@ def scales(folder: Path) -> dict[int, list[float]]:
 
 
 def test_balancing_every_so_many_steps_is_balancing_every_epoch_where_an_epoch_has_as_many(tmp_path):
-    recipe = replace(SMALL, method="tb", epochs=3, batch_size=100)  # three steps an epoch
+    recipe = changed(SMALL, method="tb", epochs=3, batch_size=100)  # three steps an epoch
     run(recipe, tmp_path / "epochs")
-    run(replace(recipe, interval_steps=3), tmp_path / "steps")
+    run(changed(recipe, interval_steps=3), tmp_path / "steps")
     for ours, theirs in zip(RunFolder(tmp_path / "steps").metrics, RunFolder(tmp_path / "epochs").metrics, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-6)
     for name in ("steps", "epochs"):
         assert scales(tmp_path / name).keys() == {0, 1, 2, 3}
         assert RunFolder(tmp_path / name).result["num_balancings"] == 3
-    run(replace(recipe, interval_steps=1, start=1), tmp_path / "often")
+    run(changed(recipe, interval_steps=1, start=1), tmp_path / "often")
     assert RunFolder(tmp_path / "often").result["num_balancings"] == 6  # none in the first epoch
     assert RunFolder(tmp_path / "often").result["balancing_seconds"] > 0
     assert 0 < RunFolder(tmp_path / "often").result["epoch_seconds"] < RunFolder(tmp_path / "often").result["seconds"]
 
 
 def test_a_run_that_balances_in_steps_and_notes_them_goes_on_to_the_bit(tmp_path):
-    recipe = replace(SMALL, interval_steps=2, log_steps=2, log_eigenvalues=True)
+    recipe = changed(SMALL, interval_steps=2, log_steps=2, log_eigenvalues=True)
     run(recipe, tmp_path / "whole")
     for stop in (1, 3):
         folder = tmp_path / f"stopped{stop}"
@@ -421,7 +420,7 @@ def test_a_run_that_balances_in_steps_and_notes_them_goes_on_to_the_bit(tmp_path
 
 def stop_at(epoch: int, recipe: ImageRecipe, folder: Path) -> None:
     """Leave a run as a kill in the middle of the next epoch does: its lines are written, its checkpoint is not."""
-    train(replace(recipe, stop_after=epoch), folder, device="cpu", keep_checkpoints=True)
+    train(changed(recipe, stop_after=epoch), folder, device="cpu", keep_checkpoints=True)
     (folder / "result.json").unlink()
     content = RunFolder(folder).recipe
     RunFolder(folder).write_recipe({**content, "recipe": recipe.to_dict()})
@@ -430,23 +429,23 @@ def stop_at(epoch: int, recipe: ImageRecipe, folder: Path) -> None:
 
 
 def test_gradients_and_spectra_of_all_layers_are_noted_every_so_many_steps(tmp_path):
-    recipe = replace(SMALL, method="cal", epochs=2, batch_size=100, log_steps=2, log_eigenvalues=True)
+    recipe = changed(SMALL, method="cal", epochs=2, batch_size=100, log_steps=2, log_eigenvalues=True)
     run(recipe, tmp_path)
     lines = RunFolder(tmp_path).steps
     assert [(line["epoch"], line["step"]) for line in lines if line["layer"] == "linear1"] == [(1, 0), (1, 2), (2, 4)]
     assert {line["layer"] for line in lines} == {"linear1", "linear2", "linear3", "linear"}
     assert all(line["gradient_norm"] > 0 for line in lines)
     assert all(line["eigenvalues"] == sorted(line["eigenvalues"]) for line in lines)
-    run(replace(recipe, log_eigenvalues=False), tmp_path / "short")
+    run(changed(recipe, log_eigenvalues=False), tmp_path / "short")
     assert "eigenvalues" not in RunFolder(tmp_path / "short").steps[0]
 
 
 def test_a_run_of_the_first_epochs_is_the_beginning_of_the_whole_one(whole, tmp_path):
-    run(replace(SMALL, stop_after=2), tmp_path)
+    run(changed(SMALL, stop_after=2), tmp_path)
     assert RunFolder(tmp_path).metrics == RunFolder(whole).metrics[:2]
     assert RunFolder(tmp_path).result["epochs"] == 2
 
 
 def test_the_test_set_can_be_smaller_than_the_training_set(tmp_path):
-    run(replace(SMALL, epochs=1, limit=200, test_limit=10), tmp_path)
+    run(changed(SMALL, epochs=1, limit=200, test_limit=10), tmp_path)
     assert (RunFolder(tmp_path).result["test_accuracy"] * 10 / 100) % 1 == pytest.approx(0, abs=1e-9)

@@ -1,6 +1,5 @@
 """Training a small network and measuring its matrices, in a folder."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -17,7 +16,7 @@ from tempbalance.lab.matrices.training import MatricesTraining, covariance_eigen
 from tempbalance.lab.runs import TrainingError
 from tempbalance.lab.train import train as train_recipe
 from tempbalance.runlog import RunFolder
-from tests.cases import raises
+from tests.cases import changed, raises
 from tests.lab.cut import cpu, train_one_epoch
 
 TASK = MatricesRecipe(
@@ -76,7 +75,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path):
 def test_the_penalty_brings_the_hidden_spectrum_nearer_to_one_over_n():
     found = {}
     for method in ("plain", "regularized"):
-        task = dataclasses.replace(TASK, method=method, hidden=40, lr=0.01, epochs=99, measure_every=99)
+        task = changed(TASK, method=method, hidden=40, lr=0.01, epochs=99, measure_every=99)
         training = MatricesTraining(task, DATA, cpu())
         metrics = [training.epoch(epoch).metrics for epoch in range(2, 23)][-1]
         assert ("penalty" in metrics) == (method == "regularized")
@@ -87,7 +86,7 @@ def test_the_penalty_brings_the_hidden_spectrum_nearer_to_one_over_n():
 
 def test_seeds_differ_and_repeat():
     first, again, other = (
-        MatricesTraining(dataclasses.replace(TASK, seed=seed), DATA, cpu()).epoch(1).metrics for seed in (5, 5, 6)
+        MatricesTraining(changed(TASK, seed=seed), DATA, cpu()).epoch(1).metrics for seed in (5, 5, 6)
     )
     assert first == again
     assert first["train_loss"] != other["train_loss"]

@@ -1,6 +1,5 @@
 """Training an operator in a folder."""
 
-import dataclasses
 import json
 import math
 
@@ -15,7 +14,7 @@ from tempbalance.lab.operators.training import OperatorTraining, relative_errors
 from tempbalance.lab.runs import TrainingError
 from tempbalance.lab.train import train as train_recipe
 from tempbalance.runlog import RunFolder
-from tests.cases import raises
+from tests.cases import changed, raises
 from tests.lab.cut import cpu, train_one_epoch
 
 TASK = OperatorRecipe(
@@ -26,7 +25,7 @@ DATA = make_data("advection", limit=10, test_limit=6, grid=16, seed=0)
 
 
 def training(**options):
-    return OperatorTraining(dataclasses.replace(TASK, **options), DATA, cpu())
+    return OperatorTraining(changed(TASK, **options), DATA, cpu())
 
 
 def train(folder, task=TASK):
@@ -60,7 +59,7 @@ def test_nothing_told_is_an_error_of_one():
     ids=["adam", "balanced", "decay", "reference"],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tmp_path, options):
-    task = dataclasses.replace(TASK, **options)
+    task = changed(TASK, **options)
     train(tmp_path / "whole", task)
     train_one_epoch(tmp_path / "cut", task)
     torch.rand(7)  # what others draw moves nothing
@@ -107,7 +106,7 @@ def test_without_balancing_all_train_at_the_cosine_and_layers_are_scored_with_ea
 
 def test_training_learns_to_shift():
     options = {"limit": 32, "test_limit": 20, "grid": 32}
-    task = dataclasses.replace(TASK, **options, modes=14, width=16, iterations=50, evaluate_every=50, lr=0.01)
+    task = changed(TASK, **options, modes=14, width=16, iterations=50, evaluate_every=50, lr=0.01)
     found = OperatorTraining(task, make_data("advection", **options, seed=0), cpu())
     metrics = found.epoch(1).metrics
     assert metrics["test_nrmse"] < 15

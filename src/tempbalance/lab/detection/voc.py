@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 
 from PIL import Image, UnidentifiedImageError
 
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 
 SLACK = 1  # pixels that a box may reach over the edge: some tools count from 0
 

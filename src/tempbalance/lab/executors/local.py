@@ -100,7 +100,7 @@ class Pool:
 
 
 class _Worker:
-    """A process in a session of its own, so that Ctrl-C reaches it through this one alone."""
+    """A process in a new session, so that Ctrl-C reaches it only through this one."""
 
     def __init__(self, environment: dict[str, str], answers: SimpleQueue[tuple[_Worker, bytes]]) -> None:
         self.job: Job | None = None
@@ -251,7 +251,7 @@ def _train(folder: Path, settings: Settings, output: IO[str]) -> tuple[str, str]
         train(recipe, folder, console=Console(file=output, width=200), **settings)
     except BusyRunError as err:
         return "busy", str(err)
-    except InterruptedRunError as err:  # a SIGTERM: the run is to go on somewhere
+    except InterruptedRunError as err:  # a SIGTERM: the run is to resume somewhere
         return "died", str(err)
     except DivergedError as err:
         output.write(f"{err}\n")

@@ -1,4 +1,4 @@
-"""What a node of a Ray cluster does for a run, and the files with which the run goes on there and back."""
+"""Train a run on a node of a Ray cluster, and carry its files there and back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _read(folder: Path, *names: str) -> Files:
 
 
 def unpack(files: Files, folder: Path) -> None:
-    """Write a run's files so that it can go on from them, whenever this process is killed."""
+    """Write a run's files so that it can resume from them, whenever this process is killed."""
     for name in (*_LOGS, "last.ckpt", "result.json"):
         if name in files:
             write_whole(folder / name, files[name])

@@ -1,9 +1,10 @@
 """The paper's networks, for images of any size.
 
 ResNets and VGGs in their forms for small images, pre-activation WideResNets, and an MLP. All have torch's default
-initialisation, and but for the MLP average over all positions at the end. Convolutions have no bias, since a
-normalisation follows them. Modules are registered in the order of the data, so that `tempbalance.find_layers` lets each
-normalisation follow the convolution that feeds it.
+initialisation, and but for the MLP average over all positions at the end. In ResNets and VGGs convolutions have no
+bias, since a normalisation follows them. Modules are registered in the order of the data, so that
+`tempbalance.find_layers` lets each normalisation follow the convolution that feeds it; `follow_by_name` does it as the
+published code does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 
 Size = tuple[int, int]  # height and width of an image in pixels
 
@@ -145,47 +146,59 @@ class VGG(nn.Sequential):
 
 
 class PreActivationBlock(nn.Module):
-    """Two 3x3 convolutions, each behind its normalisation, beside a shortcut."""
+    """Two 3x3 convolutions with biases, each behind its normalisation, beside a shortcut on the raw input.
+
+    As published: the second convolution has the stride. Zagoruyko and Komodakis have it in the first, no biases, and
+    the shortcut behind the first normalisation.
+    """
 
     def __init__(self, num_inputs: int, num_outputs: int, *, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(num_inputs)
-        # before conv1 and conv2, so that the norm behind this block follows conv2
-        same = stride == 1 and num_inputs == num_outputs
-        self.shortcut = None if same else _conv(num_inputs, num_outputs, size=1, stride=stride)
-        self.conv1 = _conv(num_inputs, num_outputs, stride=stride)
+        # before conv1 and conv2, so that by order the norm behind this block follows conv2
+        self.shortcut = nn.Sequential()
+        if stride != 1 or num_inputs != num_outputs:
+            self.shortcut.append(_conv(num_inputs, num_outputs, size=1, stride=stride, bias=True))
+        self.conv1 = _conv(num_inputs, num_outputs, bias=True)
         self.bn2 = nn.BatchNorm2d(num_outputs)
-        self.conv2 = _conv(num_outputs, num_outputs)
+        self.conv2 = _conv(num_outputs, num_outputs, stride=stride, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images to images of 1 / stride the side."""
-        out = relu(self.bn1(x))
-        skipped = x if self.shortcut is None else self.shortcut(out)
-        out = relu(self.bn2(self.conv1(out)))
-        return torch.add(self.conv2(out), skipped)
+        out = self.conv1(relu(self.bn1(x)))
+        out = self.conv2(relu(self.bn2(out)))
+        return torch.add(out, self.shortcut(x))
 
 
 class WideResNet(nn.Sequential):
-    """The network of Zagoruyko and Komodakis (2016), without dropout.
-
-    Norms stand before convolutions here. The stem's and the one inside a block have a single convolution that feeds
-    them, and train at its rate. The first of every other block, and the last of all, normalise a sum: they train at the
-    rate of the convolution added last, the second of the block before.
-    """
+    """The network of Zagoruyko and Komodakis (2016) without dropout, as the paper's published code has it."""
 
     def __init__(self, depth: int, factor: int, *, num_classes: int, channels: int, size: Size, width: float) -> None:
         super().__init__()
         widths = [_scaled(each, width) for each in (16, 16 * factor, 32 * factor, 64 * factor)]
         num_blocks = (depth - 4) // 6  # of two convolutions each, in three stages
-        self.conv1 = _conv(channels, widths[0])
+        self.conv1 = _conv(channels, widths[0], bias=True)
         for i, stride in enumerate((1, 2, 2)):
             first = PreActivationBlock(widths[i], widths[i + 1], stride=stride)
             others = (PreActivationBlock(widths[i + 1], widths[i + 1], stride=1) for _ in range(num_blocks - 1))
             self.add_module(f"layer{i + 1}", nn.Sequential(first, *others))
-        self.bn = nn.BatchNorm2d(widths[-1])
+        self.bn1 = nn.BatchNorm2d(widths[-1], momentum=0.9)
         self.relu = nn.ReLU()
         self.pool = _average()
         self.linear = nn.Linear(widths[-1], num_classes)
+
+
+def follow_by_name(network: nn.Module) -> None:
+    """Let each BatchNorm follow the convolution of its name (bn2: conv2), as in the published code.
+
+    In a ResNet that is the convolution that feeds it, in a WideResNet the one that comes after it, and for its last
+    norm the first convolution. Norms of shortcuts train at the base rate. VGGs have no such names and stay as they are.
+    """
+    names = {name for name, module in network.named_modules() if isinstance(module, nn.Conv2d)}
+    for name, module in network.named_modules():
+        if isinstance(module, nn.BatchNorm2d) and ("bn" in name or "shortcut" in name):
+            namesake = name.replace("bn", "conv")
+            module.follows = namesake if namesake in names else None  # type: ignore[assignment]
 
 
 class MLP(nn.Sequential):
@@ -205,8 +218,8 @@ def _scaled(num_channels: int, width: float) -> int:
     return max(1, round(num_channels * width))
 
 
-def _conv(num_inputs: int, num_outputs: int, *, size: int = 3, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(num_inputs, num_outputs, size, stride=stride, padding=size // 2, bias=False)
+def _conv(num_inputs: int, num_outputs: int, *, size: int = 3, stride: int = 1, bias: bool = False) -> nn.Conv2d:
+    return nn.Conv2d(num_inputs, num_outputs, size, stride=stride, padding=size // 2, bias=bias)
 
 
 def _average() -> nn.Sequential:

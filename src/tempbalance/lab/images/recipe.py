@@ -1,124 +1,128 @@
-"""What network to train on which images, and how."""
+"""Recipes of image classifiers."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, Literal, get_args
 
-from tempbalance.lab.methods import find_method
-from tempbalance.lab.names import ACCURACY, pretty
-from tempbalance.lab.options import CHOICES, DATASETS, NUM_IMAGES, RULES, check_dataset
-from tempbalance.lab.recipe import BALANCING_RULES, SEEDS, UNUSED_ALONE, BalancingRecipe
+from pydantic import Field
+
+from tempbalance.lab.methods import METHODS, find_method
+from tempbalance.lab.options import (
+    BALANCING,
+    DATASETS,
+    LOGGING,
+    METHOD,
+    NUM_IMAGES,
+    BatchSize,
+    Count,
+    Epochs,
+    Fraction,
+    LearningRate,
+    Limit,
+    NotNegative,
+    Number,
+    Place,
+    Rule,
+    Share,
+    Start,
+    TestLimit,
+    WeightDecay,
+    check_dataset,
+    pretty,
+)
+from tempbalance.lab.recipe import ACCURACY, BalancingRecipe
 from tempbalance.report.text import shown
 
-# Initial rates at batch 128: the paper's best for each optimizer, for VGG half of SGD's.
+Model = Literal["resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "vgg19", "wrn16_8", "wrn28_6", "mlp"]
+MODELS: tuple[str, ...] = get_args(Model)
+
+# Initial learning rates at batch 128: the paper's best for each optimizer. With VGG, SGD and its variants take half.
 _RATES = {
-    "sgd": 0.1,
-    "sgdp": 0.1,
-    "lookahead": 0.1,
-    "lars": 28.0,
-    "lamb": 1e-2,
-    "adam": 1e-3,
-    "adamw": 1e-3,
-    "adamp": 1e-3,
-}
+    "sgd": 0.1, "sgdp": 0.1, "lookahead": 0.1, "lars": 28.0, "lamb": 1e-2, "adam": 1e-3, "adamw": 1e-3, "adamp": 1e-3,
+}  # fmt: skip
+
+ImageData = Annotated[
+    Place, Field(description=f"Images: {', '.join(DATASETS)}, or the path of an .npz file or a folder.")
+]
+_METHOD = f"Training method: {', '.join(METHODS)}, or tb+ before another."
 
 
-@dataclass(frozen=True)
 class ImageRecipe(BalancingRecipe):
-    """What to train on what, how, and from which seed. Defaults are the paper's (appendix "Hyperparameter settings").
-
-    Attributes:
-        dataset: A known name, an .npz file or a folder.
-        model: A known network.
-        width: Factor on the network's channels.
-        method: A known method, or ``tb+`` one.
-        seed: All randomness follows from it and the epoch.
-        epochs: How long.
-        stop_after: Train only the first so many of these epochs, at the rates of all; ``None`` for all.
-        lr: Initial rate; ``None`` for the method's own.
-        batch_size: Images a step.
-        momentum: Of SGD and its relatives.
-        weight_decay: Of every optimizer.
-        scale_range: Smallest and largest scale of a balanced method.
-        tail, tail_fraction, score, assignment, interval, start, score_first, score_last, min_eigenvalues: As for
-            `tempbalance.TempBalance`; ``interval`` and ``start`` in epochs, as is ``blend``.
-        interval_steps: Balance every so many optimizer steps instead; ``None`` for every ``interval`` epochs.
-        snr: Strength of spectral norm regularisation, where the method has it.
-        restart_epochs, restart_factor: Of SGDR; ``None`` for half the epochs, rounded up, the paper's (100, 1) of 200.
-        lookahead_steps, lookahead_alpha: Of Lookahead.
-        limit: Use only so many images of the training and of the test set; ``None`` for all.
-        test_limit: Use only so many images of the test set; ``None`` for ``limit``.
-        log_gradients: Whether a layer's line has its gradient norm.
-        log_eigenvalues: Whether a layer's line has its spectrum.
-        log_steps: Note each layer's gradient norm every so many steps too, and its spectrum with ``log_eigenvalues``;
-            ``None`` for not.
-    """
+    """Training of an image classifier. Defaults are the paper's (appendix "Hyperparameter settings")."""
 
     kind = "images"
     measure = ACCURACY
     is_distributable = True
-    rules: ClassVar = {**RULES, **BALANCING_RULES}
-    choices = CHOICES
     result_names = ("test_accuracy", "best_accuracy", "best_epoch", "seconds")
 
-    dataset: str = "digits"
-    model: str = "resnet18"
-    width: float = 1.0
-    method: str = "tb"
-    seed: int = SEEDS[0]
-    epochs: int = 200
-    stop_after: int | None = None
-    lr: float | None = None
-    batch_size: int = 128
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    scale_range: tuple[float, float] = (0.5, 1.5)
-    tail: str = "median"
-    tail_fraction: float = 0.5
-    score: str = "alpha"
-    assignment: str = "linear"
-    interval: int = 1
-    interval_steps: int | None = None
-    start: int = 0
-    score_first: bool = False
-    score_last: bool = False
-    min_eigenvalues: int = 50
-    snr: float = 0.01
-    restart_epochs: int | None = None
-    restart_factor: int = 1
-    lookahead_steps: int = 10
-    lookahead_alpha: float = 0.8
-    limit: int | None = None
-    test_limit: int | None = None
-    log_gradients: bool = False
-    log_eigenvalues: bool = False
-    log_steps: int | None = None
+    dataset: ImageData = "digits"
+    model: Annotated[Model, Field(description="Network.")] = "resnet18"
+    method: Annotated[
+        str, Rule("a known method", lambda value: bool(find_method(value))), Field(description=_METHOD)
+    ] = "tb"
+    width: Annotated[Number, Field(gt=0, le=32, description="Factor on the channels of the network.")] = 1.0
+    epochs: Epochs = 200
+    stop_after: Annotated[
+        Count | None, Field(description="Stop after this many epochs, with the learning rates of the whole schedule.")
+    ] = None
+    lr: Annotated[
+        LearningRate | None,
+        Field(description="Initial learning rate. Default: that of the method, 0.1 for SGD and 0.05 with VGG."),
+    ] = None
+    batch_size: BatchSize = 128
+    momentum: Annotated[Share, Field(description="Momentum of SGD and its variants.")] = 0.9
+    weight_decay: WeightDecay = 5e-4
+    limit: Limit = None
+    test_limit: TestLimit = None
+    interval_steps: Annotated[
+        Count | None, Field(description="Optimizer steps between scorings, in place of epochs."), BALANCING
+    ] = None
+    start: Start = 0
+    snr: Annotated[
+        NotNegative, Field(description="Strength of the spectral norm regularisation in snr and tb+snr."), METHOD
+    ] = 0.01
+    restart_epochs: Annotated[
+        Count | None, Field(description="Epochs before the first restart of sgdr. Default: half of all."), METHOD
+    ] = None
+    restart_factor: Annotated[Count, Field(description="Factor on the length of each next cycle of sgdr."), METHOD] = 1
+    lookahead_steps: Annotated[
+        Count, Field(description="Steps of lookahead between two updates of the slow weights."), METHOD
+    ] = 10
+    lookahead_alpha: Annotated[
+        Fraction, Field(description="Step of lookahead's slow weights towards the fast ones."), METHOD
+    ] = 0.8
+    log_gradients: Annotated[bool, Field(description="Add gradient norms to layers.jsonl."), LOGGING] = False
+    log_eigenvalues: Annotated[bool, Field(description="Add spectra to layers.jsonl."), LOGGING] = False
+    log_steps: Annotated[
+        Count | None,
+        Field(description="Log gradient norms every this many steps, and spectra with log_eigenvalues."),
+        LOGGING,
+    ] = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stop_after is not None and self.stop_after >= self.epochs:
-            object.__setattr__(self, "stop_after", None)  # which trains the same
+    def resolved(self) -> Mapping[str, Any]:
+        """Return the learning rate of the method, the first cycle of sgdr, and no stop at or after the last epoch."""
         method = find_method(self.method)
-        if self.lr is None:
-            rate = _RATES[method.optimizer]
-            halved = self.model.startswith("vgg") and method.optimizer in ("sgd", "sgdp", "lookahead")
-            object.__setattr__(self, "lr", rate / 2 if halved else rate)
-        if self.restart_epochs is None:
-            object.__setattr__(self, "restart_epochs", math.ceil(self.epochs / 2))
+        halved = self.model.startswith("vgg") and method.optimizer in ("sgd", "sgdp", "lookahead")
+        rate = _RATES[method.optimizer] / (2 if halved else 1)
+        return {
+            "stop_after": None if self.stop_after is None or self.stop_after >= self.epochs else self.stop_after,
+            "lr": rate if self.lr is None else self.lr,
+            "restart_epochs": math.ceil(self.epochs / 2) if self.restart_epochs is None else self.restart_epochs,
+        }
 
     @property
     def name(self) -> str:
-        """Short, for folders and tables."""
+        """Short name for folders and tables."""
         dataset = Path(self.dataset).stem[:60]
         return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}"
 
     @property
     def num_epochs(self) -> int:
-        """How many epochs are trained."""
+        """Number of epochs that are trained."""
         return self.epochs if self.stop_after is None else self.stop_after
 
     @property
@@ -129,13 +133,12 @@ class ImageRecipe(BalancingRecipe):
             ("snr",): method.regularized,
             ("restart_epochs", "restart_factor"): method.restarts,
             ("lookahead_steps", "lookahead_alpha"): method.optimizer == "lookahead",
-            tuple(UNUSED_ALONE): method.balanced,
         }
-        return {name for names, is_used in used.items() if not is_used for name in names}
+        return super().unused | {name for names, is_used in used.items() if not is_used for name in names}
 
     @property
     def pace(self) -> tuple[Any, ...]:
-        """What an epoch's time depends on."""
+        """Options that determine the time of an epoch."""
         return self.dataset, self.limit, self.model, self.width, self.batch_size, self.tail
 
     @property
@@ -155,20 +158,20 @@ class ImageRecipe(BalancingRecipe):
         return f"width {self.width:g}; {part}{self.epochs} epochs"
 
     def check_data(self) -> None:
-        """Refuse a dataset that is neither known nor the path of anything.
+        """Refuse a dataset that is neither known nor a path.
 
         Raises:
-            ValueError: It names the closest known ones.
+            ValueError: With the closest known names.
         """
         check_dataset(self.dataset)
 
     def own_digest(self) -> str | None:
-        """The checksum of somebody's own images that are there."""
+        """Return the checksum of a user's own images."""
         return _digest(self.dataset, self.limit, self.test_limit) if self.has_own_data else None
 
     @property
     def has_own_data(self) -> bool:
-        """Whether the data is somebody's own, which can change, and is there."""
+        """Whether the images are a user's own, which can change, and exist."""
         return self.dataset not in DATASETS and Path(self.dataset).expanduser().exists()
 
     def scores_after(self, epoch: int) -> bool:

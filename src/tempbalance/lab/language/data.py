@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tempbalance.errors import unknown
 from tempbalance.lab.download import fetch, remote_data
-from tempbalance.lab.methods import unknown
 
 DATASETS = ("penn_treebank", "pydoc")
 TOKENS = ("words", "characters")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, relu, scaled_dot_product_attention
 
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 
 
 @dataclass(frozen=True)

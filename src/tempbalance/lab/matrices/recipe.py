@@ -1,79 +1,61 @@
-"""What small network to train on which images, and what to measure of it."""
+"""Recipes of small networks whose covariance, Hessian and tangent kernel are measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.names import ACCURACY, Measure
-from tempbalance.lab.options import RULES
-from tempbalance.lab.recipe import BaseRecipe
+from pydantic import Field
 
-_SHARED = ("dataset", "seed", "lr", "batch_size", "epochs", "limit", "test_limit")
-_COUNT = ("at least 1", lambda value: value >= 1)
+from tempbalance.lab.images.recipe import ImageData, ImageRecipe
+from tempbalance.lab.options import METHOD, BatchSize, Count, Epochs, LearningRate, Limit, NotNegative, Size, TestLimit
+from tempbalance.lab.recipe import ACCURACY, BaseRecipe
 
 
-@dataclass(frozen=True)
 class MatricesRecipe(BaseRecipe):
-    """A network with one hidden layer. Width, data and epochs are the paper's, all else is as of Nassar et al. (2020).
+    """Training of a network with one hidden layer.
 
-    Attributes:
-        dataset: A known name, an .npz file or a folder.
-        model: ``mlp``: one hidden layer with tanh.
-        method: ``plain``, or ``regularized`` by a penalty on the eigenvalues of the hidden layer's covariance.
-        seed: All randomness follows from it and the epoch.
-        hidden: Neurons in the hidden layer.
-        epochs: How long.
-        lr: Of Adam.
-        batch_size: Images a step.
-        beta: Strength of the penalty.
-        tau: The eigenvalue from which on it asks for a decay of 1 / n.
-        measure_every: Eigenvalues are measured after the first epoch, after every so many and after the last.
-        num_samples: Of how many training images at most.
-        num_eigenvalues: How many of the Hessian and of the tangent kernel.
-        limit: Use only so many images of the training and of the test set; ``None`` for all.
-        test_limit: Use only so many images of the test set; ``None`` for ``limit``.
+    Width, data and epochs are the paper's; the other defaults are those of Nassar et al. (2020).
     """
 
-    kind: ClassVar[str] = "matrices"
-    measure: ClassVar[Measure] = ACCURACY
-    is_float32: ClassVar[bool] = True
-    rules: ClassVar = {
-        **{name: RULES[name] for name in _SHARED},
-        **dict.fromkeys(("hidden", "tau", "measure_every", "num_samples"), _COUNT),
-        "num_eigenvalues": ("at least 2", lambda value: value >= 2),
-        "beta": ("at least 0", lambda value: value >= 0),
-    }
-    choices: ClassVar = {"model": ("mlp",), "method": ("plain", "regularized")}
-    result_names: ClassVar[tuple[str, ...]] = ("test_accuracy", "seconds")
+    kind = "matrices"
+    measure = ACCURACY
+    is_float32 = True
+    result_names = ("test_accuracy", "seconds")
 
-    dataset: str = "mnist"
-    model: str = "mlp"
-    method: str = "regularized"
-    seed: int = 43
-    hidden: int = 2000
-    epochs: int = 50
-    lr: float = 1e-3
-    batch_size: int = 2500
-    beta: float = 1.0
-    tau: int = 10
-    measure_every: int = 10
-    num_samples: int = 5000
-    num_eigenvalues: int = 20
-    limit: int | None = None
-    test_limit: int | None = None
+    dataset: ImageData = "mnist"
+    model: Annotated[Literal["mlp"], Field(description="Network with one hidden layer and tanh.")] = "mlp"
+    method: Annotated[
+        Literal["plain", "regularized"],
+        Field(description="Plain loss, or with a penalty on the eigenvalues of the hidden layer's covariance."),
+    ] = "regularized"
+    hidden: Annotated[Size, Field(description="Neurons in the hidden layer.")] = 2000
+    epochs: Epochs = 50
+    lr: LearningRate = 1e-3
+    batch_size: BatchSize = 2500
+    beta: Annotated[NotNegative, Field(description="Strength of the penalty."), METHOD] = 1.0
+    tau: Annotated[Count, Field(description="First eigenvalue that the penalty makes decay as 1 / n."), METHOD] = 10
+    measure_every: Annotated[
+        Count, Field(description="Epochs between measurements; the first and the last epoch are measured too.")
+    ] = 10
+    num_samples: Annotated[Count, Field(description="Measure on at most this many training images.")] = 5000
+    num_eigenvalues: Annotated[
+        int, Field(ge=2, le=100_000, description="Number of eigenvalues of the Hessian and of the tangent kernel.")
+    ] = 20
+    limit: Limit = None
+    test_limit: TestLimit = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def resolved(self) -> Mapping[str, Any]:
+        """Refuse a penalty on more eigenvalues than there are."""
         if self.tau > self.hidden:
             raise ValueError(f"tau must be at most hidden, which is {self.hidden}, got {self.tau!r}")
         if self.is_regularized and self.tau >= self.batch_size:
             raise ValueError(f"tau must be below batch_size, which is {self.batch_size}, got {self.tau!r}")
+        return {}
 
     @property
     def num_epochs(self) -> int:
-        """How many epochs are trained."""
+        """Number of epochs."""
         return self.epochs
 
     @property
@@ -83,7 +65,7 @@ class MatricesRecipe(BaseRecipe):
 
     @property
     def unused(self) -> set[str]:
-        """Options of the penalty, where there is none."""
+        """Options of the penalty, for the plain loss."""
         return set() if self.is_regularized else {"beta", "tau"}
 
     def is_measured(self, epoch: int) -> bool:
@@ -92,7 +74,7 @@ class MatricesRecipe(BaseRecipe):
 
     @property
     def pace(self) -> tuple[Any, ...]:
-        """What an epoch's time depends on."""
+        """Options that determine the time of an epoch."""
         measured = (self.measure_every, self.num_samples, self.num_eigenvalues)
         return self.dataset, self.limit, self.method, self.hidden, self.batch_size, self.epochs, *measured
 
@@ -107,20 +89,20 @@ class MatricesRecipe(BaseRecipe):
         return f"{self.hidden:,} neurons; {self.epochs} epochs"
 
     def check_data(self) -> None:
-        """Refuse a dataset that is neither known nor the path of anything.
+        """Refuse a dataset that is neither known nor a path.
 
         Raises:
-            ValueError: It names the closest known ones.
+            ValueError: With the closest known names.
         """
         self._images.check_data()
 
     @property
     def has_own_data(self) -> bool:
-        """Whether the images are somebody's own, which can change, and are there."""
+        """Whether the images are a user's own, which can change, and exist."""
         return self._images.has_own_data
 
     def own_digest(self) -> str | None:
-        """The checksum of somebody's own images that are there."""
+        """Return the checksum of a user's own images."""
         return self._images.own_digest()
 
     @property

@@ -1,81 +1,67 @@
-"""What operator is learned from how many solutions, and how."""
+"""Recipes of Fourier neural operators."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from tempbalance.lab.names import Measure, pretty
-from tempbalance.lab.operators.data import EQUATIONS, GRIDS
-from tempbalance.lab.options import RULES
-from tempbalance.lab.recipe import COUNT, IterationsRecipe
+from pydantic import Field
+
+from tempbalance.lab.operators.data import GRIDS
+from tempbalance.lab.options import (
+    Count,
+    IterationInterval,
+    Iterations,
+    LearningRate,
+    Rule,
+    Seed,
+    Size,
+    WeightDecay,
+    pretty,
+)
+from tempbalance.lab.recipe import IterationsRecipe, Measure
 
 
-@dataclass(frozen=True)
 class OperatorRecipe(IterationsRecipe):
-    """A Fourier neural operator that learns what an equation makes of its initial condition.
+    """Training of a Fourier neural operator, which maps an equation's initial condition to its solution."""
 
-    Attributes:
-        dataset: ``burgers`` or ``advection``, solved by the run itself.
-        model: ``fno``.
-        method: ``adam`` or ``adamw``, alone or with ``tb+`` before it, all with a cosine.
-        seed: Weights and batches follow from it and the iteration.
-        data_seed: What initial conditions are drawn from.
-        limit: Solutions to train on; fewer are the first of more.
-        test_limit: Others to test on.
-        grid: Points of a function.
-        width: Channels of a block.
-        modes: Waves that a block's spectral convolution sees, the constant among them; at most half the grid.
-        blocks: How many.
-        iterations: How long, in steps of the optimizer, whatever there is to train on.
-        lr: Initial rate; the default was best for Adam alone, on other data.
-        batch_size: Solutions a step; all of them where there are fewer.
-        weight_decay: Of the optimizer.
-        interval, evaluate_every: In iterations; these and all others are as of `IterationsRecipe`.
-    """
+    kind = "operator"
+    measure = Measure("test_nrmse", "nRMSE", "%", "points", is_lower_better=True)
+    is_float32 = True
+    result_names = ("test_nrmse", "train_loss", "num_balancings", "seconds")
 
-    kind: ClassVar[str] = "operator"
-    measure: ClassVar[Measure] = Measure("test_nrmse", "nRMSE", "%", "points", is_lower_better=True)
-    is_float32: ClassVar[bool] = True
-    rules: ClassVar = {
-        **IterationsRecipe.rules,
-        **{name: RULES[name] for name in ("weight_decay", "limit", "test_limit")},
-        **dict.fromkeys(("width", "modes", "blocks"), COUNT),
-        "data_seed": RULES["seed"],
-        "grid": (f"one of {', '.join(map(str, GRIDS))}", lambda value: value in GRIDS),
-    }
-    choices: ClassVar = {
-        **IterationsRecipe.choices,
-        "dataset": tuple(EQUATIONS),
-        "model": ("fno",),
-        "method": ("adam", "tb+adam", "adamw", "tb+adamw"),
-    }
-    result_names: ClassVar[tuple[str, ...]] = ("test_nrmse", "train_loss", "num_balancings", "seconds")
+    dataset: Annotated[Literal["burgers", "advection"], Field(description="Equation, which the run solves itself.")] = (
+        "burgers"
+    )
+    model: Annotated[Literal["fno"], Field(description="Network.")] = "fno"
+    method: Annotated[
+        Literal["adam", "tb+adam", "adamw", "tb+adamw"], Field(description="Optimizer, alone or balanced.")
+    ] = "tb+adam"
+    data_seed: Annotated[Seed, Field(description="Seed of the initial conditions.")] = 0
+    limit: Annotated[Count, Field(description="Solutions for training; fewer are the first of more.")] = 64
+    test_limit: Annotated[Count, Field(description="Solutions for the test.")] = 200
+    grid: Annotated[
+        int,
+        Rule(f"one of {', '.join(map(str, GRIDS))}", lambda value: value in GRIDS),
+        Field(description="Grid points."),
+    ] = 64
+    width: Annotated[Size, Field(description="Channels of a block.")] = 64
+    modes: Annotated[Size, Field(description="Waves in a block's spectral convolution, at most half of grid.")] = 12
+    blocks: Annotated[int, Field(ge=1, le=1000, description="Number of blocks.")] = 4
+    weight_decay: WeightDecay = 0.0
+    iterations: Iterations = 500
+    lr: LearningRate = 2e-3  # best for Adam alone, on other data
+    interval: IterationInterval = 20
 
-    dataset: str = "burgers"
-    model: str = "fno"
-    method: str = "tb+adam"
-    seed: int = 43
-    data_seed: int = 0
-    limit: int = 64
-    test_limit: int = 200
-    grid: int = 64
-    width: int = 64
-    modes: int = 12
-    blocks: int = 4
-    iterations: int = 500
-    lr: float = 2e-3
-    weight_decay: float = 0.0
-    interval: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def resolved(self) -> Mapping[str, Any]:
+        """Refuse more waves than the grid holds."""
         if self.modes > self.grid // 2:
             raise ValueError(f"modes must be at most half of grid, which is {self.grid}, got {self.modes!r}")
+        return {}
 
     @property
     def pace(self) -> tuple[Any, ...]:
-        """What an epoch's time depends on."""
+        """Options that determine the time of an epoch."""
         size = (self.width, self.modes, self.blocks, self.grid, min(self.batch_size, self.limit), self.test_limit)
         return self.model, *size, self.evaluate_every, self.is_balanced and self.interval
 
@@ -90,4 +76,4 @@ class OperatorRecipe(IterationsRecipe):
         return f"{self.limit:,} solutions; width {self.width}; {self.iterations:,} iterations"
 
     def check_data(self) -> None:
-        """Nothing can be missing: a run solves its equation itself."""
+        """Do nothing: a run solves its equation itself."""

@@ -15,23 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.methods import find_method, unknown
-from tempbalance.lab.options import DATASETS, MODELS, check_options, read_options
+from tempbalance.errors import unknown
+from tempbalance.lab.images.recipe import MODELS, ImageRecipe
+from tempbalance.lab.methods import find_method
+from tempbalance.lab.options import DATASETS, Count, Number, Pair, Share, read_options
 
 TABLES = ("main", "optimizers", "learning_rate", "width", "score", "tail", "detection", "language")
 BETTER = {"accuracy": max, "map": max, "perplexity": min}
 _DATASETS = (*DATASETS, "voc2007", "penn_treebank")
 _MODELS = (*MODELS, "yolov8n", "tensorized_transformer")
-_OPTIONS = {
-    **ImageRecipe.hints(),
-    "restarts": tuple[float, float],  # restart_epochs and restart_factor, tried in pairs
-    "betas": tuple[float, float],
-    "eps": float,
-    "dropout": float,
-    "iterations": int,
-    "interval_iterations": int,
-}
 _TABLE = {
     "title": str, "figure": str, "section": str, "metric": str, "seeds": list, "num_seeds": int, "num_timings": int,
     "settings": dict, "rows": list,
@@ -40,6 +32,27 @@ _ROW = {"index": int, "dataset": str, "model": str, "method": str, "tried": dict
 _MEASURED = ("mean", "std", "seconds", "seconds_std")
 _STATEMENT = {"value": object, "says": str, "claims": str, "untested": str, "note": str}
 _KINDS = {str: "text", int: "a whole number", list: "a list", dict: "fields by name"}
+
+
+class _Options(ImageRecipe):
+    """Options that the tables name: those of images, and some of language models."""
+
+    restarts: Pair | None = None  # restart_epochs and restart_factor, tried in pairs
+    betas: Pair | None = None
+    eps: Number | None = None
+    dropout: Share | None = None
+    iterations: Count | None = None
+    interval_iterations: Count | None = None
+
+
+def _in_type(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a table in their types.
+
+    Raises:
+        ValueError: If one is unknown or its value is not allowed.
+    """
+    made = vars(_Options.from_dict(options))
+    return {name: made[name] for name in options}
 
 
 @dataclass(frozen=True)
@@ -224,7 +237,7 @@ def _table(name: str, content: dict[str, Any]) -> PaperTable:
         raise ValueError(f"seeds must be a list of whole numbers, got {seeds!r}")
     if fields["metric"] not in BETTER:
         raise ValueError(unknown("metric", fields["metric"], BETTER))
-    settings = check_options(fields["settings"], _OPTIONS)
+    settings = _in_type(fields["settings"])
     common = {"settings": settings, "num_seeds": fields.get("num_seeds", len(seeds)), "metric": fields["metric"]}
     rows = []
     for position, row in enumerate(fields["rows"]):
@@ -253,20 +266,20 @@ def _row(content: Any, *, settings: Mapping[str, Any], **of_table: Any) -> Paper
 def _tried(name: str, values: Any) -> tuple[Any, ...]:
     if not isinstance(values, list):
         raise ValueError(f"{name} must be a list of the values tried, got {values!r}")
-    checked = tuple(check_options({name: value}, _OPTIONS)[name] for value in values)
+    checked = tuple(_in_type({name: value})[name] for value in values)
     if len(set(checked)) < len(checked):
         raise ValueError(f"{name} must be tried once each, got {values!r}")
     return checked
 
 
 def _result(content: Any, tried: Mapping[str, tuple[Any, ...]], settings: Mapping[str, Any]) -> PaperResult:
-    known = dict.fromkeys((*_MEASURED, *_OPTIONS), object)
-    fields = _checked(content, known, what="result", optional=(*_MEASURED[1:], *_OPTIONS))
+    known = dict.fromkeys((*_MEASURED, *_Options.model_fields), object)
+    fields = _checked(content, known, what="result", optional=(*_MEASURED[1:], *_Options.model_fields))
     for name in _MEASURED:
         if name in fields and not (_is_number(fields[name]) and fields[name] > 0):
             raise ValueError(f"{name} must be a number above 0, got {fields[name]!r}")
     measured = {name: float(fields[name]) for name in _MEASURED if name in fields}
-    given = check_options({name: each for name, each in fields.items() if name not in _MEASURED}, _OPTIONS)
+    given = _in_type({name: each for name, each in fields.items() if name not in _MEASURED})
     for name, value in given.items():
         if value not in tried.get(name, ()):
             raise ValueError(f"{name} must be one of those tried, {tried.get(name, ())!r}, got {value!r}")

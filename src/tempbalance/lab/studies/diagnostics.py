@@ -1,32 +1,27 @@
-"""Training seen from inside: alpha, rates, gradients and spectra of the layers, and seconds of balancing."""
+"""Training seen from inside: alpha, learning rates and gradients of the layers, and seconds of balancing."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
 from tempbalance.lab.claims import Better, Bounded, Correlated, Order
 from tempbalance.lab.findings import Cell, Findings, last_alphas
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import stated
 from tempbalance.lab.points import NAMED, Grid, Point, Preset, common_settings, reduced, steps_like
-from tempbalance.lab.runs import load_weights
 from tempbalance.lab.studies.comparisons import TWO_STAND_INS
 from tempbalance.lab.study import Study
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
-from tempbalance.runlog import Line, RunFolder, write_whole
+from tempbalance.runlog import Line, RunFolder
 
 if TYPE_CHECKING:
     from tempbalance.report.layer_charts import Alphas, LayerTrack
-    from tempbalance.report.spectrum import FittedSpectrum
 
-_TINY = {"tiny_imagenet": "fashion_mnist"}
 _FAMILIES = {"resnet": "ResNet", "vgg": "VGG", "wrn": "WRN"}
 
 
@@ -193,7 +188,7 @@ _LAYER_CLAIMS = (
 )
 
 
-def _logged_points(preset: Preset, num_epochs: int, **options: Any) -> list[Point]:
+def logged_points(preset: Preset, num_epochs: int, **options: Any) -> list[Point]:
     """Return CAL on ResNet18 and CIFAR-100, its layers logged every 30 iterations of the first epochs."""
     found = Grid("optimizers", best=True, models=("resnet18",), methods=("cal",))(preset)
     for place, point in enumerate(found):
@@ -240,32 +235,41 @@ def _first_steps(run: RunFolder) -> float:
     return float(stated("explosion_iterations") / stated("gradient_iterations") * _recipe(run)["log_steps"])
 
 
+def _after_second_noted(run: RunFolder) -> float:
+    """Return the step after the paper's iteration 60."""
+    return float(2 * _recipe(run)["log_steps"] + 1)
+
+
 def _recipe(run: RunFolder) -> dict[str, Any]:
     found: dict[str, Any] = (run.recipe or {})["recipe"]
     return found
 
 
-def _largest_norms(run: RunFolder) -> dict[int, tuple[int, float]]:
-    """Return the epoch and the largest gradient norm of a layer at each noted step."""
+def at_steps(run: RunFolder, number: Callable[[Line], float | None]) -> dict[int, tuple[int, float]]:
+    """Return the epoch and the largest number of a line at each noted step."""
     found: dict[int, tuple[int, float]] = {}
     for line in run.steps:
-        norm = line["gradient_norm"]
-        if norm is not None and norm > found.get(line["step"], (0, 0.0))[1]:
-            found[line["step"]] = (line["epoch"], norm)
+        value = number(line)
+        if value is not None and value > found.get(line["step"], (0, 0.0))[1]:
+            found[line["step"]] = (line["epoch"], value)
     return found
+
+
+def _norms(run: RunFolder) -> dict[int, tuple[int, float]]:
+    """Return the epoch and the largest gradient norm of a layer at each noted step."""
+    return at_steps(run, lambda line: line["gradient_norm"])
+
+
+def peak(found: Mapping[int, tuple[int, float]]) -> float | None:
+    """Return the step with the largest number."""
+    return max(found, key=lambda step: found[step][1], default=None)
 
 
 def _last_explosion(run: RunFolder) -> float | None:
     """Return the last step whose largest norm is three times the median after the first epoch."""
-    norms = _largest_norms(run)
+    norms = _norms(run)
     later = [norm for epoch, norm in norms.values() if epoch > 1]
     return max((step for step, (_, norm) in norms.items() if norm > 3 * median(later)), default=None) if later else None
-
-
-def _norm_peak(run: RunFolder) -> float | None:
-    """Return the step with the largest gradient norm."""
-    norms = _largest_norms(run)
-    return max(norms, key=lambda step: norms[step][1], default=None)
 
 
 def _smallest_norm(run: RunFolder) -> float | None:
@@ -276,130 +280,9 @@ def _smallest_norm(run: RunFolder) -> float | None:
 
 _GRADIENT_CLAIMS = (
     Order("explosion_iterations", _last_explosion, _first_steps, part="norms above three times their later median"),
-    Order("explosion_peak", _norm_peak, lambda run: 2 * _recipe(run)["log_steps"] + 1, part="the largest norm"),
+    Order("explosion_peak", lambda run: peak(_norms(run)), _after_second_noted, part="the largest norm"),
     Bounded("no_vanishing", -3.0, True, value=_smallest_norm, part="no norm is below a thousandth of the median"),
 )
-
-_LAYER = "layer4.0.conv2"  # one of the two layers that the paper follows elsewhere; it does not say which it shows here
-
-
-def _spikes(run: RunFolder) -> dict[int, tuple[int, float]]:
-    """Return the epoch and the largest eigenvalue over the 99th percentile at each noted step."""
-    found = {}
-    for line in run.steps:
-        if line["layer"] == _LAYER:
-            values = sorted(line["eigenvalues"])
-            found[line["step"]] = (line["epoch"], values[-1] / values[int(0.99 * (len(values) - 1))])
-    return found
-
-
-def _largest_spike(run: RunFolder) -> float | None:
-    """Return the step with the largest spike."""
-    spikes = _spikes(run)
-    return max(spikes, key=lambda step: spikes[step][1], default=None)
-
-
-def _second_epoch(run: RunFolder) -> float | None:
-    """Return the first noted step of the second epoch."""
-    return min((step for step, (epoch, _) in _spikes(run).items() if epoch == 2), default=None)
-
-
-def _later_spike(run: RunFolder) -> float | None:
-    """Return the largest spike after the first epoch over the largest one in it."""
-    first, later = (
-        [ratio for epoch, ratio in _spikes(run).values() if (epoch == 1) == is_first] for is_first in (1, 0)
-    )
-    return max(later) / max(first) if first and later else None
-
-
-_RANK_ONE_CLAIMS = (
-    Order("spikes_in_the_first_epoch", _largest_spike, _second_epoch, part="the largest eigenvalue over the bulk"),
-    Bounded(
-        "heavy_tail_after_the_first_epoch", 1.0, value=_later_spike, part="later spikes are smaller than the first"
-    ),
-)
-
-
-def _present_rank_one(findings: Findings) -> Report:
-    """Return the spike of a layer's spectrum epoch by epoch, and spectra with their fits."""
-    from tempbalance.report.chart import evenly
-    from tempbalance.report.spectrum import fitted_spectra
-
-    (cell,) = findings.cells
-    rows: list[list[Entry]] = []
-    spikes = [found for run in cell.runs if (found := _spikes(run))]
-    for epoch in sorted({epoch for found in spikes for epoch, _ in found.values()}):
-        ratios = [[ratio for at, ratio in found.values() if at == epoch] for found in spikes]
-        largest = [max(each) for each in ratios if each]
-        rows.append([str(epoch), Number(fmean(largest)), Number(max(largest)), str(len(largest))])
-    caption = f"Largest eigenvalue of {_LAYER} over the 99th percentile, the largest in each epoch; {cell.panel}, CAL."
-    table = ResultTable(caption, ["epoch", "mean over the seeds", "largest of a seed", "seeds"], rows)
-    if not spikes:
-        return Report([table], {}, {})
-    lines = {line["step"]: line for line in cell.runs[0].steps if line["layer"] == _LAYER}
-    early, late = ([step for step, line in lines.items() if (line["epoch"] == 1) == first] for first in (True, False))
-    ends = [
-        max(step for step in late if lines[step]["epoch"] == at) for at in sorted({lines[s]["epoch"] for s in late})
-    ]
-    shown = [lines[step] for step in (*evenly(early, 4), *evenly(ends, 4))]
-    panels = [_fitted(f"epoch {each['epoch']}, step {each['step']:,}", each["eigenvalues"]) for each in shown]
-    title = f"Spectrum of {_LAYER} in the first epoch and after it"
-    charts = {"rank_one": fitted_spectra(panels, title=title, subtitle=findings.subtitle)}
-    return Report([table], charts, {"rank_one": "Large updates of rank one show as a spike to the right of the bulk."})
-
-
-def _fitted(panel: str, eigenvalues: Sequence[float]) -> FittedSpectrum:
-    import torch
-
-    from tempbalance.report.spectrum import FittedSpectrum
-    from tempbalance.spectral.tail import fit_tail
-
-    fit = fit_tail(torch.tensor(eigenvalues, dtype=torch.float64).sort().values, tail="median")
-    return FittedSpectrum(panel, tuple(eigenvalues), fit.alpha, fit.xmin, fit.num_tail)
-
-
-_SPECTRA = "spectra.json"  # in a run's folder
-
-
-def _keep_spectra(findings: Findings, cache: Path | None) -> None:
-    """Keep the spectra of the most and the least heavy-tailed layer of each run, by the layer's name."""
-    from tempbalance import spectrum
-
-    for run in (run for cell in findings.cells for run in cell.runs if not (run.path / _SPECTRA).exists()):
-        least = _recipe(run).get("min_eigenvalues", 50)
-        weights = {name: each for name, each in load_weights(run.path).items() if each.dim() > 1}
-        spectra = {
-            name.removesuffix(".weight"): spectrum(each).tolist()
-            for name, each in weights.items()
-            if min(each.shape[:2]) >= least
-        }
-        alphas = {name: _fitted(name, values).alpha for name, values in spectra.items()}
-        chosen = dict.fromkeys((min(alphas, key=alphas.__getitem__), max(alphas, key=alphas.__getitem__)))
-        write_whole(run.path / _SPECTRA, json.dumps({name: spectra[name] for name in chosen}).encode())
-
-
-def _present_spectra(findings: Findings) -> Report:
-    """Return the two spectra of the first run with their fits."""
-    from tempbalance.report.spectrum import fitted_spectra
-
-    files = [run.path / _SPECTRA for cell in findings.cells for run in cell.runs]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in files[:1] if path.exists()]
-    panels = [_fitted(name, values) for each in found for name, values in each.items()]
-    rows: list[list[Entry]] = [
-        [each.panel, str(len(each.eigenvalues)), str(each.num_tail), Number(each.xmin, digits=4), Number(each.alpha)]
-        for each in panels
-    ]
-    caption = "The most and the least heavy-tailed layer at the end of training: a smaller alpha is a heavier tail."
-    table = ResultTable(caption, ["layer", "eigenvalues", "in the tail", "xmin", "alpha"], rows)
-    if not panels:
-        return Report([table], {}, {})
-    title = "Two layers of a network with the fits of their tails"
-    charts = {"spectra": fitted_spectra(panels, title=title, subtitle=findings.subtitle)}
-    note = "TB lowers the learning rate of the first layer and raises that of the second."
-    return Report(
-        [table], charts, {"spectra": "Spectra of two layers; the dashed line is the fitted power law."}, [note]
-    )
-
 
 _CHANNELS = 512  # of the last stage at width 1
 
@@ -481,30 +364,10 @@ STUDIES = (
         title="Do gradients explode or vanish?",
         figures=("gradient-norm-value", "gradient-norm-vis"),
         varies="layer gradient norms every 30 iterations of 10 epochs",
-        points=lambda preset: _logged_points(preset, stated("gradient_epochs")),
+        points=lambda preset: logged_points(preset, stated("gradient_epochs")),
         present=_present_gradients,
         num_seeds={"laptop": 5},
         claims=_GRADIENT_CLAIMS,
-    ),
-    Study(
-        "rank_one",
-        title="Do large updates of rank one disturb the spectrum?",
-        figures=("rank-1",),
-        varies="the spectrum of one layer every 30 iterations of 10 epochs",
-        points=lambda preset: _logged_points(preset, stated("gradient_epochs"), log_eigenvalues=True),
-        present=_present_rank_one,
-        num_seeds={"laptop": 5},
-        claims=_RANK_ONE_CLAIMS,
-    ),
-    Study(
-        "spectra",
-        title="What do a heavy-tailed and a less heavy-tailed layer look like?",
-        figures=("PL_examples",),
-        varies="two layers of a trained ResNet18, with the fits of their tails",
-        points=Grid("main", (), ("tiny_imagenet",), ("resnet18",), ("cal",), best=True, stand_ins=_TINY),
-        present=_present_spectra,
-        num_seeds=1,
-        evaluate=_keep_spectra,
     ),
     Study(
         "overhead",

@@ -1,24 +1,29 @@
-"""Exponents of spectra: alpha against the decay s of eigenvalues, and the decay of Hessian and covariance."""
+"""Spectra of layers with their fits; alpha and the decay of eigenvalues; the decay of Hessian and covariance."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from tempbalance.lab.claims import Correlated, pearson
+from tempbalance.lab.claims import Bounded, Correlated, Order, pearson
 from tempbalance.lab.findings import Cell, Findings
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import stated
-from tempbalance.lab.points import Point, Preset
+from tempbalance.lab.points import Grid, Point, Preset
+from tempbalance.lab.runs import load_weights
+from tempbalance.lab.studies.diagnostics import at_steps, logged_points, peak
 from tempbalance.lab.study import Study
 from tempbalance.report.statistics import correlation_limit
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
-from tempbalance.runlog import Line, RunFolder
+from tempbalance.runlog import Line, RunFolder, write_whole
 
 if TYPE_CHECKING:
     import altair as alt
 
+    from tempbalance.report.spectrum import FittedSpectrum
     from tempbalance.report.study_charts import ExponentFit
 
 
@@ -258,7 +263,148 @@ def _matrices_charts(findings: Findings, found: Mapping[str, Lines]) -> dict[str
     }
 
 
+_LAYER = "layer4.0.conv2"  # one of the two layers that the paper follows elsewhere; it does not say which it shows here
+
+
+def _spikes(run: RunFolder) -> dict[int, tuple[int, float]]:
+    """Return the epoch and the largest eigenvalue over the 99th percentile at each noted step."""
+
+    def spike(line: Line) -> float | None:
+        values = sorted(line["eigenvalues"]) if line["layer"] == _LAYER else []
+        return values[-1] / values[int(0.99 * (len(values) - 1))] if values else None
+
+    return at_steps(run, spike)
+
+
+def _second_epoch(run: RunFolder) -> float | None:
+    """Return the first noted step of the second epoch."""
+    return min((step for step, (epoch, _) in _spikes(run).items() if epoch == 2), default=None)
+
+
+def _later_spike(run: RunFolder) -> float | None:
+    """Return the largest spike after the first epoch over the largest one in it."""
+    first, later = (
+        [ratio for epoch, ratio in _spikes(run).values() if (epoch == 1) == is_first] for is_first in (1, 0)
+    )
+    return max(later) / max(first) if first and later else None
+
+
+_RANK_ONE_CLAIMS = (
+    Order(
+        "spikes_in_the_first_epoch",
+        lambda run: peak(_spikes(run)),
+        _second_epoch,
+        part="the largest eigenvalue over the bulk",
+    ),
+    Bounded(
+        "heavy_tail_after_the_first_epoch", 1.0, value=_later_spike, part="later spikes are smaller than the first"
+    ),
+)
+
+
+def _present_rank_one(findings: Findings) -> Report:
+    """Return the spike of a layer's spectrum epoch by epoch, and spectra with their fits."""
+    from tempbalance.report.chart import evenly
+    from tempbalance.report.spectrum import fitted_spectra
+
+    (cell,) = findings.cells
+    rows: list[list[Entry]] = []
+    spikes = [found for run in cell.runs if (found := _spikes(run))]
+    for epoch in sorted({epoch for found in spikes for epoch, _ in found.values()}):
+        ratios = [[ratio for at, ratio in found.values() if at == epoch] for found in spikes]
+        largest = [max(each) for each in ratios if each]
+        rows.append([str(epoch), Number(fmean(largest)), Number(max(largest)), str(len(largest))])
+    caption = f"Largest eigenvalue of {_LAYER} over the 99th percentile, the largest in each epoch; {cell.panel}, CAL."
+    table = ResultTable(caption, ["epoch", "mean over the seeds", "largest of a seed", "seeds"], rows)
+    if not spikes:
+        return Report([table], {}, {})
+    lines = {line["step"]: line for line in cell.runs[0].steps if line["layer"] == _LAYER}
+    early, late = ([step for step, line in lines.items() if (line["epoch"] == 1) == first] for first in (True, False))
+    ends = [
+        max(step for step in late if lines[step]["epoch"] == at) for at in sorted({lines[s]["epoch"] for s in late})
+    ]
+    shown = [lines[step] for step in (*evenly(early, 4), *evenly(ends, 4))]
+    panels = [_fitted(f"epoch {each['epoch']}, step {each['step']:,}", each["eigenvalues"]) for each in shown]
+    title = f"Spectrum of {_LAYER} in the first epoch and after it"
+    charts = {"rank_one": fitted_spectra(panels, title=title, subtitle=findings.subtitle)}
+    return Report([table], charts, {"rank_one": "Large updates of rank one show as a spike to the right of the bulk."})
+
+
+def _fitted(panel: str, eigenvalues: Sequence[float]) -> FittedSpectrum:
+    import torch
+
+    from tempbalance.report.spectrum import FittedSpectrum
+    from tempbalance.spectral.tail import fit_tail
+
+    fit = fit_tail(torch.tensor(eigenvalues, dtype=torch.float64).sort().values, tail="median")
+    return FittedSpectrum(panel, tuple(eigenvalues), fit.alpha, fit.xmin, fit.num_tail)
+
+
+_TINY = {"tiny_imagenet": "fashion_mnist"}
+_SPECTRA = "spectra.json"  # in a run's folder
+
+
+def _keep_spectra(findings: Findings, cache: Path | None) -> None:
+    """Keep the spectra of the most and the least heavy-tailed layer of each run, by the layer's name."""
+    from tempbalance import spectrum
+
+    for run in (run for cell in findings.cells for run in cell.runs if not (run.path / _SPECTRA).exists()):
+        least = ((run.recipe or {}).get("recipe") or {}).get("min_eigenvalues", 50)
+        weights = {name: each for name, each in load_weights(run.path).items() if each.dim() == 4}
+        spectra = {
+            name.removesuffix(".weight"): spectrum(each).tolist()
+            for name, each in weights.items()
+            if min(each.shape[:2]) >= least
+        }
+        alphas = {name: _fitted(name, values).alpha for name, values in spectra.items()}
+        chosen = dict.fromkeys((min(alphas, key=alphas.__getitem__), max(alphas, key=alphas.__getitem__)))
+        write_whole(run.path / _SPECTRA, json.dumps({name: spectra[name] for name in chosen}).encode())
+
+
+def _present_spectra(findings: Findings) -> Report:
+    """Return the two spectra of the first run with their fits."""
+    from tempbalance.report.spectrum import fitted_spectra
+
+    files = [run.path / _SPECTRA for cell in findings.cells for run in cell.runs]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in files[:1] if path.exists()]
+    panels = [_fitted(name, values) for each in found for name, values in each.items()]
+    rows: list[list[Entry]] = [
+        [each.panel, str(len(each.eigenvalues)), str(each.num_tail), Number(each.xmin, digits=4), Number(each.alpha)]
+        for each in panels
+    ]
+    caption = "The most and the least heavy-tailed layer at the end of training: a smaller alpha is a heavier tail."
+    table = ResultTable(caption, ["layer", "eigenvalues", "in the tail", "xmin", "alpha"], rows)
+    if not panels:
+        return Report([table], {}, {})
+    title = "Two layers of a network with the fits of their tails"
+    charts = {"spectra": fitted_spectra(panels, title=title, subtitle=findings.subtitle)}
+    note = "TB lowers the learning rate of the first layer and raises that of the second."
+    return Report(
+        [table], charts, {"spectra": "Spectra of two layers; the dashed line is the fitted power law."}, [note]
+    )
+
+
 STUDIES = (
+    Study(
+        "rank_one",
+        title="Do large updates of rank one disturb the spectrum?",
+        figures=("rank-1",),
+        varies="the spectrum of one layer every 30 iterations of 10 epochs",
+        points=lambda preset: logged_points(preset, stated("gradient_epochs"), log_eigenvalues=True),
+        present=_present_rank_one,
+        num_seeds={"laptop": 5},
+        claims=_RANK_ONE_CLAIMS,
+    ),
+    Study(
+        "spectra",
+        title="What do a heavy-tailed and a less heavy-tailed layer look like?",
+        figures=("PL_examples",),
+        varies="two layers of a trained ResNet18, with the fits of their tails",
+        points=Grid("main", (), ("tiny_imagenet",), ("resnet18",), ("cal",), best=True, stand_ins=_TINY),
+        present=_present_spectra,
+        num_seeds=1,
+        evaluate=_keep_spectra,
+    ),
     Study(
         "exponent",
         title="Are alpha of the tail and the decay of eigenvalues one thing?",

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, cast
 
 from tempbalance.lab.findings import Cell, Findings
-from tempbalance.lab.names import pretty
+from tempbalance.lab.options import pretty
 from tempbalance.lab.points import Grid, Point, Preset
 from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.lab.runs import check_run, load_weights
@@ -104,7 +104,7 @@ def _prune_run(run: RunFolder, recipe: BaseRecipe, wanted_sparsities: tuple[floa
     for key in missing:
         network.load_state_dict(trained)
         if key != "dense":
-            _prune(network, table, *wanted[key], _BLOCKS[vars(recipe)["model"]])
+            _prune(network, table, *wanted[key], _BLOCKS[recipe.model])
         known[key] = measured()
     write_whole(run.path / FILE, (json.dumps(known, indent=2) + "\n").encode())
 
@@ -256,7 +256,7 @@ def _chart(findings: Findings, cell: Cell, found: Outcomes) -> alt.TopLevelMixin
 
 
 def _notes(findings: Findings, found: Mapping[int, Outcomes]) -> Iterator[str]:
-    """What the tests show, and how many there are."""
+    """Describe the differences from uniform sparsity that the tests show, and count the tests."""
     for cell in findings.cells:
         if (num_left := len(cell.outcomes) - len(found[id(cell)])) > 0:
             yield f"{cell.panel}: {num_left} complete runs are not pruned yet; study run does it."

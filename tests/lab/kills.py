@@ -1,0 +1,208 @@
+"""Kill commands at random instants, fill disks and damage folders: results must equal undisturbed ones to the byte.
+
+python -m tests.lab.kills [--seed N] [--rounds N] [--parts train,compare,pool,ray,disk,damage]
+
+Each round of a part kills, fills or damages once, and every three rounds the command is left to end and its runs are
+compared. Prints counts and the seed. A full disk is a small tmpfs, which only root can mount.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TINY = ["--dataset", "digits", "--model", "mlp", "--width", "0.25", "--limit", "300", "--device", "cpu"]
+COMMANDS = {
+    "train": ["train", *TINY, "--epochs", "10", "--method", "tb", "--threads", "1", "--out"],
+    "compare": ["compare", *TINY, "--epochs", "6", "--seeds", "1", "--workers", "2", "--out"],
+    "pool": ["study", "run", "start", "--preset", "smoke", "--device", "cpu", "--workers", "2", "--out"],
+    "ray": ["study", "run", "start", "--preset", "smoke", "--device", "cpu", "--ray", "--out"],
+}
+PARTS = (*COMMANDS, "disk", "damage")
+BETWEEN = 3  # rounds between two comparisons
+MEGABYTE = 2**20
+
+
+class CampaignError(Exception):
+    """A result that differs, a traceback or a hang, with the seed that shows it."""
+
+
+def start(part: str, out: Path) -> int:
+    """Start a command in a fork of this process, which has loaded the libraries; return its process."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        log = os.open(out.with_suffix(".log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        from tempbalance.cli import app
+
+        app([*COMMANDS[part], str(out)])
+    except SystemExit as err:
+        code = err.code if isinstance(err.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def wait(pid: int, seconds: float) -> int | None:
+    """Return the exit code of a process, or None if it still runs after this time."""
+    end = time.monotonic() + seconds
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.005)
+
+
+def finish(part: str, out: Path) -> int:
+    """Run a command to its end and return its exit code."""
+    pid = start(part, out)
+    code = wait(pid, 600)
+    if code is None:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        raise CampaignError(f"{part} hangs: {said(out)}")
+    return code
+
+
+def said(out: Path) -> str:
+    return out.with_suffix(".log").read_text(errors="replace")[-2000:]
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """Return the logs of all runs in a folder."""
+    paths = [path for name in ("metrics.jsonl", "layers.jsonl") for path in out.rglob(name)]
+    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
+
+
+def check_equal(part: str, out: Path, whole: Path) -> None:
+    """Run a command to its end and compare its runs with undisturbed ones."""
+    if code := finish(part, out):
+        raise CampaignError(f"{part} ends with {code}: {said(out)}")
+    if content(out) != content(whole) or not content(whole):
+        raise CampaignError(f"{part}: the runs in {out} differ from those in {whole}")
+
+
+def kill(part: str, rounds: int, rng: random.Random, root: Path, counts: Counter[str]) -> None:
+    """Kill a command at random instants of its whole time."""
+    whole = root / "whole"
+    check_equal(part, whole, whole)
+    begun = time.monotonic()  # the first one loads libraries
+    check_equal(part, root / "again", whole)
+    seconds = time.monotonic() - begun
+    for number in range(rounds):
+        out = root / f"killed{number // BETWEEN}"
+        pid = start(part, out)
+        if wait(pid, rng.uniform(0, seconds)) is None:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+            counts[f"kills of {part}"] += 1
+        if number % BETWEEN == BETWEEN - 1 or number == rounds - 1:
+            check_equal(part, out, whole)
+            counts[f"equal after kills of {part}"] += 1
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Mount a file system of 8 MB; yield whether that is permitted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    mounted = shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(part: str, rounds: int, rng: random.Random, root: Path, counts: Counter[str]) -> None:
+    """Fill the disk under a run at random moments; once there is room again, the same command completes."""
+    whole = root / "whole"
+    check_equal("train", whole, whole)
+    with small_disk(root / "small") as mounted:
+        if not mounted:
+            counts[f"{part}: not run, mount is not permitted"] += 1
+            return
+        for number in range(rounds):
+            out, filler = root / "small" / f"run{number}", root / "small" / "filler"
+            pid = start("train", out)
+            code = wait(pid, rng.uniform(0, 2))
+            with filler.open("wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(b"\0" * 4096)
+                except OSError:  # it is full
+                    counts["full disks"] += 1
+            code = wait(pid, 120) if code is None else code
+            log = said(out) if out.with_suffix(".log").exists() else ""
+            if code is None or "Traceback" in log:
+                raise CampaignError(f"a full disk ends with {code}: {log}")
+            counts["refused in a line" if code else "complete before"] += 1
+            filler.unlink()
+            check_equal("train", out, whole)
+            counts["equal after a full disk"] += 1
+            shutil.rmtree(out)
+            out.with_suffix(".log").unlink(missing_ok=True)
+
+
+def damage(part: str, rounds: int, rng: random.Random, root: Path, counts: Counter[str]) -> None:
+    """Damage a file of a run, complete or not; the command refuses it in a line, or ends with the same results."""
+    whole = root / "whole"
+    check_equal("train", whole, whole)
+    for number in range(rounds):
+        out = root / f"damaged{number}"
+        shutil.copytree(whole, out)
+        if rng.random() < 0.7:
+            (out / "result.json").unlink()
+        path = rng.choice(sorted(each for each in out.rglob("*") if each.is_file() and each.stat().st_size))
+        before = path.read_bytes()
+        place = rng.randrange(len(before))
+        flipped = bytes([before[place] ^ (1 << rng.randrange(8))])
+        path.write_bytes(rng.choice([before[:place], before[:place] + flipped + before[place + 1 :], b""]))
+        code = finish("train", out)
+        if "Traceback" in said(out):
+            raise CampaignError(f"damaged {path.name}: {said(out)}")
+        same = content(out) == content(whole)
+        outcome = "refused in a line" if code else "equal" if same else f"not noticed in {path.name}"
+        counts[f"damaged files, {outcome}"] += 1
+        shutil.rmtree(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    options = parser.parse_args()
+    import tempbalance.cli
+    import tempbalance.lab.images.training
+    import tempbalance.lab.train  # noqa: F401
+
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    print(f"seed {options.seed}", flush=True)
+    for part in options.parts.split(","):
+        counts: Counter[str] = Counter()
+        run = {"disk": fill, "damage": damage}.get(part, kill)
+        with tempfile.TemporaryDirectory(prefix="tb", ignore_cleanup_errors=True) as root:
+            run(part, options.rounds, random.Random(f"{options.seed} {part}"), Path(root), counts)
+        for what, number in counts.items():
+            print(f"{part}: {number} {what}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
