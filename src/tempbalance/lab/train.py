@@ -24,7 +24,7 @@ from lightning.fabric import Fabric
 from rich.console import Console
 from torch import Tensor, nn
 
-from tempbalance.lab.methods import unknown
+from tempbalance.errors import unknown
 from tempbalance.lab.progress import RunProgress, say
 from tempbalance.lab.recipe import BaseRecipe, make_recipe, recipe_dict, training_module
 from tempbalance.lab.runs import (
