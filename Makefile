@@ -47,6 +47,16 @@ test-kills: $(VENV)/.installed-dev
 
 campaign: test-kills
 
+# hours: each campaign prints its counts and the seed that repeats it; make campaign SEED=7 COUNT=1000 CAMPAIGNS=files
+SEED  ?= 0
+COUNT ?= 10000
+CAMPAIGNS ?= files
+campaign: $(VENV)/.installed-dev $(addprefix campaign-,$(CAMPAIGNS))
+
+campaign-files:
+	$(BIN)/python -m benchmarks.campaigns.files --count $(COUNT) --seed $(SEED)
+	$(BIN)/python benchmarks/damaged_files.py --count $(COUNT) --seed $(SEED)
+
 $(VISION)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VISION)
 	$(VISION)/bin/python $(INSTALL) -e '.[lab]' pytest timm ultralytics

@@ -7,12 +7,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner, Result
 
 from tempbalance.cli import app
-from tempbalance.cli.terminal import stoppable
+from tempbalance.cli.terminal import answered, stoppable
 from tempbalance.lab.executors import local
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_bad_usage, assert_carries
@@ -160,6 +161,66 @@ def test_methods_are_compared_in_one_process_and_another_comparison_in_the_folde
     other = invoke("compare", *arguments, "--epochs", "3")
     assert other.exit_code == 1
     assert_carries(other.stderr, "epochs", "2", "3", "--out")
+
+
+def test_a_warning_of_a_run_in_a_sweep_reaches_the_terminal_once(in_process, tmp_path):
+    arguments = ("compare", *TINY, "--methods", "tb", "--seeds", "1", "--out", "all", "--device", "cpu")
+    assert invoke(*arguments).exit_code == 0
+    for name in ("result.json", "last.ckpt", "layers.jsonl"):
+        (tmp_path / "all" / "digits-mlp-0.25-tb-43" / name).unlink()
+    again = invoke(*arguments)
+    assert again.exit_code == 0, again.stderr
+    (line,) = [line for line in again.stderr.splitlines() if "layers.jsonl" in line]
+    assert_carries(line, "warning: ", "digits-mlp-0.25-tb-43", "0, 1")
+
+
+HOSTILE = "\x1b[31mred\u202e\x07"
+
+
+def test_control_characters_of_names_and_folders_reach_the_terminal_as_escapes(in_process, tmp_path):
+    images, labels = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 10
+    arrays = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
+    np.savez(tmp_path / f"{HOSTILE}.npz", **arrays)
+    given = [*TINY, "--dataset", f"{HOSTILE}.npz", "--epochs", "1", "--out", HOSTILE, "--device", "cpu"]
+    for arguments in (
+        ["train", *given],
+        ["train", *given, "--method", "cal"],  # refused: the folder is taken
+        ["compare", *given, "--seeds", "1"],
+        ["train", "--dataset", HOSTILE],
+        ["study", "status", "main", "--preset", "smoke", "--out", HOSTILE],
+        ["study", "run", "main", "--preset", "smoke", "--out", HOSTILE, "--dataset", f"{HOSTILE}.npz", "--dry-run"],
+    ):
+        result = invoke(*arguments)
+        assert not isinstance(result.exception, Exception), arguments
+        assert not set(result.output) & {"\x1b", "\u202e", "\x07"}, arguments
+        assert "\\x1b[31mred\\u202e\\x07" in result.output, arguments
+
+
+@pytest.mark.parametrize("content", ["3", "[]", '{"recipe": 3}', '{"recipe": [1]}', '{"recipe": null}', "[" * 100_000])
+def test_a_report_on_a_run_whose_recipe_is_no_object_is_refused_in_one_line(tmp_path, content):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text(content)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 1, "test_accuracy": 3.0}\n')
+    result = invoke("report", "run", "--html", "page.html")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert_carries(result.stderr, "recipe.json")
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "memory"),
+        (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 94371840000 bytes"), "memory"),
+    ],
+)
+def test_too_little_memory_and_too_deep_nesting_are_answered_in_one_line(capsys, error, words):
+    with pytest.raises(SystemExit) as stopped, answered():
+        raise error
+    said = capsys.readouterr().err
+    assert (stopped.value.code, said.count("\n")) == (1, 1)
+    assert words in said
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import math
 import operator
 import os
 import re
+import warnings
 from fractions import Fraction
 from statistics import fmean
 
@@ -594,3 +595,42 @@ def test_no_control_character_of_a_name_reaches_the_terminal(tmp_path):
         for form in ("table", "json"):
             result = run(path, "--format", form, *arguments)
             assert not [char for char in result.output if not char.isprintable() and char != "\n"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"table": [1, 2]}, "table"), ({"table": None}, "table"), ({"value": "0.5"}, "value"),
+        ({"spread": None}, "spread"),
+        ({"spread": "x"}, "spread"), ({"lora_alpha": []}, "lora_alpha"), ({"value": True}, "value"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_named(options, named):
+    rows = LayerTable([LayerRow("a", (10, 10), alpha=2.0), LayerRow("b", (10, 10), alpha=4.0)])
+    chosen = {**BY_ALPHA, "target": "sparsity", "value": 0.5, "table": rows, **options}
+    with raises((TypeError, ValueError), named):
+        allocate(chosen.pop("table"), **chosen)
+
+
+@pytest.mark.parametrize("group_by", [None, "layers.*"])
+def test_layers_that_differ_by_no_more_than_their_errors_give_a_warning(group_by, tmp_path):
+    alphas = {"layers.0.a": 3.0, "layers.0.b": 3.1, "layers.1.a": 2.9, "layers.1.b": 3.05}
+    alike = LayerTable([LayerRow(name, (64, 64), alpha=alpha, alpha_stderr=0.3) for name, alpha in alphas.items()])
+    apart = LayerTable([LayerRow(name, (64, 64), alpha=alpha, alpha_stderr=0.01) for name, alpha in alphas.items()])
+    options = {**BY_ALPHA, "target": "sparsity", "value": 0.5, "group_by": group_by}
+    with pytest.warns(UserWarning, match="noise"):
+        allocate(alike, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        allocate(apart, **options)
+        allocate(alike, **options, spread=0)
+
+
+def test_the_command_warns_that_random_layers_spread_noise(tmp_path):
+    torch.manual_seed(0)
+    save_file({f"layers.{place}.weight": torch.randn(64, 64) for place in range(5)}, tmp_path / "a.safetensors")
+    arguments = ["--target", "sparsity=0.5", "--by", "alpha", "--more-where", "larger"]
+    result = CliRunner().invoke(app, ["allocate", str(tmp_path / "a.safetensors"), *arguments])
+    assert result.exit_code == 0, result.output
+    assert "warning: " in result.stderr
+    assert "noise" in result.stderr

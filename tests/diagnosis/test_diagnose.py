@@ -235,3 +235,16 @@ def test_a_path_that_is_not_there_and_a_source_that_is_none_are_refused(tmp_path
         diagnose(tmp_path / "nothing.safetensors")
     with raises(TypeError, "int"):
         diagnose(3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"include": None}, {"include": "fc"}, {"include": [3]}, {"stacked": 3}, {"exclude": [3]}, {"key": 3},
+        {"shuffle": "no"}, {"progress": 3}, {"tail_fraction": "x"}, {"min_eigenvalues": "50"}, {"fused": ["a"]},
+        {"tail": []},
+    ],
+)  # fmt: skip
+def test_an_option_of_another_type_is_named(options):
+    with raises((TypeError, ValueError), *options):
+        diagnose({"fc.weight": torch.randn(64, 64)}, **options)

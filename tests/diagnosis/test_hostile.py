@@ -5,11 +5,15 @@ import io
 import json
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import time
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from benchmarks.campaigns import files
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from typer.testing import CliRunner
@@ -141,7 +145,59 @@ def test_the_time_for_stacked_experts_grows_with_their_number_and_not_with_its_s
     assert seconds(800) < 16 * max(seconds(100), 0.1)
 
 
+@pytest.mark.parametrize("make", [torch.Tensor.numpy, torch.clone], ids=["arrays", "tensors"])
+def test_a_pickle_of_protocol_0_is_read(make, tmp_path):
+    held = weights(b=torch.ones(3))
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({name: make(each) for name, each in held.items()}, 0))
+    found = {tensor.name: tensor.load() for tensor in read.read_checkpoint(tmp_path / "a.pkl").tensors}
+    assert all(torch.equal(found[name], held[name]) for name in held)
+
+
+@pytest.mark.parametrize("digits", [b"9" * 100_000, b"9" * 100_000 + b"L"])
+def test_a_number_of_many_digits_is_refused(digits, tmp_path):
+    (tmp_path / "a.pkl").write_bytes(b"(lp0\nI" + digits + b"\na.")
+    with raises(CheckpointError, "'a.pkl'"):
+        diagnose(tmp_path / "a.pkl")
+
+
+def test_an_expanded_buffer_is_skipped_and_the_other_layers_are_scored(tmp_path):
+    torch.save(weights(bias_table=torch.ones(1).expand(2000, 2000)), tmp_path / "a.pt")
+    assert_only_fc_is_judged(run(tmp_path / "a.pt", "--format", "json"), "expanded")
+
+
 # wrong answers
+
+
+def test_a_flipped_bit_in_a_storage_of_several_views_is_refused(tmp_path):
+    base = torch.randn(2, 64, 64)
+    torch.save({"a.weight": base[0], "b.weight": base[1]}, tmp_path / "a.pt")
+    content, held = bytearray((tmp_path / "a.pt").read_bytes()), base.numpy().tobytes()
+    content[content.index(held) + 9000] ^= 1
+    (tmp_path / "a.pt").write_bytes(content)
+    with raises(CheckpointError, "'a.pt'", "CRC-32"):
+        diagnose(tmp_path / "a.pt")
+
+
+def test_members_of_an_archive_that_overlap_are_refused(tmp_path):
+    content = bytearray(hostile.saved({"a": torch.randn(64, 64), "b": torch.randn(64, 64)}))
+    entries = [place for place in range(len(content)) if content[place : place + 4] == b"PK\1\2"]
+    first, second = [place for place in entries if b"/data/" in content[place : place + 70]][:2]
+    content[second + 42 : second + 46] = content[first + 42 : first + 46]
+    (tmp_path / "a.pt").write_bytes(content)
+    with raises(CheckpointError, "'a.pt'", "inside"):
+        diagnose(tmp_path / "a.pt")
+
+
+def test_a_layer_that_is_not_read_to_its_end_because_the_file_changed_ends_the_diagnosis(tmp_path):
+    save_file({f"{place}.weight": torch.randn(64, 64) for place in range(3)}, tmp_path / "a.safetensors")
+    save_file({f"{place}.weight": torch.randn(64, 64) for place in range(3)}, tmp_path / "b.safetensors")
+
+    def replace(num_done, _):
+        if num_done == 2:
+            os.replace(tmp_path / "b.safetensors", tmp_path / "a.safetensors")
+
+    with raises(CheckpointError, "'a.safetensors'", "replaced"):
+        diagnose(tmp_path / "a.safetensors", progress=replace)
 
 
 def test_pieces_of_a_distributed_tensor_that_overlap_are_refused(tmp_path):
@@ -259,3 +315,52 @@ def test_a_page_is_not_written_through_a_link_that_waits_under_its_name(tmp_path
     assert victim.read_text() == "kept"
     assert not (tmp_path / "page.html").is_symlink()
     assert "<html" in (tmp_path / "page.html").read_text()
+
+
+# campaigns
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="time and memory are read from /proc")
+def test_odd_damaged_and_crafted_files_are_read_or_refused_in_one_line_soon_and_in_little_memory():
+    """The small form of `make campaign`."""
+    out = io.StringIO()
+    assert files.run(count=10_000, seed=0, seconds=50, out=out) == 0, out.getvalue()
+    assert "read" in out.getvalue()
+
+
+# prints "ready" once the reading, or the first solve, has begun
+INTERRUPTED = """
+import sys
+from tempbalance.cli import app
+from tempbalance.diagnosis import measure
+import tempbalance.diagnosis.diagnose
+
+where, name = {"reading": (sys.modules["tempbalance.diagnosis.diagnose"], "read_checkpoint"),
+               "solving": (measure, "solve")}[sys.argv.pop(1)]
+inner = getattr(where, name)
+
+def begun(*arguments, **options):
+    print("ready", flush=True)
+    return inner(*arguments, **options)
+
+setattr(where, name, begun)
+app()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["reading", "solving"])
+def test_the_command_ends_within_a_second_of_ctrl_c(phase, tmp_path):
+    torch.manual_seed(0)
+    save_file({f"{place}.weight": torch.randn(1500, 1500) for place in range(30)}, tmp_path / "a.safetensors")
+    command = [sys.executable, "-c", INTERRUPTED, phase, "diagnose", str(tmp_path / "a.safetensors")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(1 if phase == "solving" else 0)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert errors.strip() == "stopped"
+    assert time.monotonic() - begin < 1

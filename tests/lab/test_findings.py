@@ -111,7 +111,7 @@ def test_balancing_is_tested_against_the_baseline_seed_by_seed(tmp_path):
     assert (test.mean - test.interval, test.mean + test.interval) == pytest.approx((low, high), rel=1e-12)
     assert findings.against(findings.cells[0]) is None
     (sentence,) = findings.verdicts
-    found = ("MLP, digits", "TB against CAL", "+0.83 points", "+0.12 to +1.55")
+    found = ("TB against CAL", "better in 1 of 1 cells", "worse in 0", "corrected", "+0.83 points")
     assert_carries(sentence, *found, "so far")
     (whole,) = trained(tmp_path, {("tb", 0.1, seed): 10.0 for seed in SEEDS}).verdicts
     assert_carries(whole, *found)

@@ -253,3 +253,38 @@ def test_a_long_subtitle_takes_several_lines():
         "subtitle"
     ]
     assert " ".join(lines[:2]) == words
+
+
+def test_one_diverged_setting_does_not_flatten_the_bars_and_is_marked_at_the_end_of_the_axis():
+    means = {"a": 84.0, "b": 85.0, "c": 86.0, "d": 10.0}
+    spec = bar_chart([Bar("p", label, mean, 0.5) for label, mean in means.items()], y_title="accuracy, %", **TEXTS)
+    low, high = encodings(spec.to_dict(), "y", "mean")[0]["scale"]["domain"]
+    assert 80 < low < 84
+    assert 86 < high < 90
+    triangles = [
+        layer for layer in layers_of(spec.to_dict()["concat"][0]) if layer["mark"].get("shape") == "triangle-down"
+    ]
+    assert [f"datum.mean < {low}" in str(layer["transform"]) for layer in triangles] == [True]
+
+
+def test_accuracies_are_never_negative_nor_above_a_hundred():
+    spec = bar_chart([Bar("p", "a", 3.0, 5.0), Bar("p", "b", 99.0, 2.0)], y_title="accuracy, %", **TEXTS).to_dict()
+    low, high = encodings(spec, "y", "mean")[0]["scale"]["domain"]
+    assert (low, high) == (0.0, 100.0)
+    assert [datum["low"] for datum in values_of(spec)] == [0.0, 97.0]
+
+
+def test_tb_has_one_colour_in_bars_and_lines():
+    bars = bar_chart([Bar("p", name, 1.0, None, method=name) for name in ("CAL", "TB")], y_title="y", **TEXTS).to_dict()
+    colours = {("CAL", "TB")[datum["label"]]: datum["colour"] for datum in values_of(bars)}
+    dots = [Dot("p", name, x, 1.0, None) for name in ("SGDR", "TB", "CAL") for x in (1, 2)]
+    lines = line_chart(dots, x_title="x", y_title="y", **TEXTS).to_dict()
+    scale = encodings(lines, "color", "method")[0]["scale"]
+    assert scale["range"][1:] == [colours["TB"], colours["CAL"]]
+
+
+def test_long_labels_are_wrapped_at_their_spaces():
+    labels = ["TB+Adam, keep mean of all", "TB+Adam, fair and shrunk", "Adam", "SGD"]
+    spec = bar_chart([Bar("p", label, 1.0, None) for label in labels], y_title="y", **TEXTS).to_dict()
+    axis = encodings(spec, "x", "label")[0]["axis"]
+    assert (axis["labelAngle"], axis["labelExpr"]) == (0, "split(label_names[datum.value], ' ')")

@@ -120,12 +120,18 @@ class Section(io.BufferedIOBase):
         return data
 
     def readline(self, limit: int | None = -1, /) -> bytes:
-        """Read up to the end of a line, or a thousand bytes, in one go: a file may have a line for each byte."""
-        start = self.position
-        line = self.read(1000)
-        end = line.find(b"\n") + 1 or len(line)
-        self.position = start + end
-        return line[:end]
+        """Read up to the end of a line, a thousand bytes at first: a file may have a line for each byte."""
+        start, line, step = self.position, b"", 1000
+        while (end := line.find(b"\n", max(0, len(line) - step)) + 1) == 0 and (more := self.read(step)):
+            line += more
+            step = min(2 * len(line), self.most)
+            if len(line) > self.most:
+                raise CheckpointError(f"has a line of more than {self.most:,} bytes")
+        line = line[: end or len(line)]
+        self.position = start + len(line)
+        if len(line) > 1000 and line.strip(b"-L\n").isdigit():
+            raise CheckpointError("has a number of more than a thousand digits")
+        return line
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """Go to a position."""

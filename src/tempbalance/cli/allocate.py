@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -50,7 +51,11 @@ def tell_allocation(
     check_target(name, value, **{key: each for key, each in shares.items() if key != "group_by"})
     _check_output(form, out, source)
     diagnosis = diagnose_with_progress(source, {**options, "shuffle": False}, console)
-    found = allocate(diagnosis, target=name, value=value, **shares)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = allocate(diagnosis, target=name, value=value, **shares)
+    for each in caught:
+        console.print(f"warning: {shown(each.message)}", markup=False, highlight=False, soft_wrap=True)
     how = {"tail": diagnosis.tail, "group_by": shares["group_by"]}
     text = as_json({"model": diagnosis.model, "tempbalance": __version__, **how, **found.to_dict()})
     if out is not None:

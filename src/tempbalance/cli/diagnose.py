@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -130,10 +135,30 @@ def diagnose_with_progress(source: str, options: Mapping[str, Any], console: Con
         def progress(num_done: int, num_all: int) -> None:
             bar.update(task, completed=num_done, total=num_all)
 
-        diagnosis = diagnose(source, **options, progress=progress)
+        with _ending_at_once(bar, console):
+            diagnosis = diagnose(source, **options, progress=progress)
     for note in diagnosis.notes:
         _say(console, f"{short(diagnosis.model)}: {short(note, 300)}")
     return diagnosis
+
+
+@contextmanager
+def _ending_at_once(bar: Progress, console: Console) -> Iterator[None]:
+    """Let Ctrl-C end the process without waiting for solves under way; nothing is being written meanwhile."""
+
+    def stop(*_: object) -> None:
+        bar.stop()
+        _say(console, "stopped")
+        os._exit(130)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _say(console: Console, line: str) -> None:
@@ -216,10 +241,25 @@ def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
     models = [short(each.model) for each in diagnoses]
     if len(set(models)) < len(models):  # as checkpoints of one run in several folders have
         models = [f"{name} {place}" for place, name in enumerate(models, 1)]
-    headings = ["layer", "shape", *(f"alpha {name}" for name in models), "change", "distance", "relative distance"]
+    alphas = [heading for name in models for heading in (f"alpha {name}", f"± {name}" if form == "csv" else "±")]
+    change = ["change", "± change" if form == "csv" else "±", "distance", "relative distance"]
+    headings = ["layer", "shape", *alphas, *change]
     written = cell if form == "table" else exact
     lines = [
-        list(map(written, (each.name, each.shape, *each.alphas, each.change, each.distance, each.relative_distance)))
+        list(
+            map(
+                written,
+                (
+                    each.name,
+                    each.shape,
+                    *chain(*zip(each.alphas, each.alpha_stderrs, strict=True)),
+                    each.change,
+                    each.change_stderr,
+                    each.distance,
+                    each.relative_distance,
+                ),
+            )
+        )
         for each in movements(diagnoses)
     ]
     return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])

@@ -25,7 +25,9 @@ class Movement:
         name: The layer, as the first checkpoint has it.
         shape: Of its weight in the first checkpoint.
         alphas: Alpha in each checkpoint; ``None`` where it has none.
+        alpha_stderrs: Their standard errors, as if eigenvalues were independent.
         change: The last alpha less the first; ``None`` without both.
+        change_stderr: Standard error of the change, as if the checkpoints were independent.
         distance: Frobenius norm of the difference between the last weight and the first; ``None`` without both alphas,
             if their shapes differ, and for adapters.
         relative_distance: The distance over the norm of the first weight.
@@ -34,7 +36,9 @@ class Movement:
     name: str
     shape: tuple[int, ...]
     alphas: tuple[float | None, ...]
+    alpha_stderrs: tuple[float | None, ...]
     change: float | None
+    change_stderr: float | None
     distance: float | None
     relative_distance: float | None
 
@@ -151,14 +155,17 @@ def movements(diagnoses: Sequence[Diagnosis]) -> list[Movement]:
     for row in first.diagnoses:
         partners = [each.get(row.name) for each in pairs]
         later = zip(diagnoses[1:], partners, strict=True)
-        alphas = [row.alpha, *(each[name].alpha if name else None for each, name in later)]
+        rows = [row, *(each[name] if name else None for each, name in later)]
+        alphas = tuple(None if each is None else each.alpha for each in rows)
+        stderrs = tuple(None if each is None else each.alpha_stderr for each in rows)
         if all(alpha is None for alpha in alphas):
             continue
-        change = distance = relative = None
+        change = error = distance = relative = None
         if alphas[0] is not None and alphas[-1] is not None:
             change = alphas[-1] - alphas[0]
+            error = math.hypot(stderrs[0] or 0.0, stderrs[-1] or 0.0)
             distance, relative = _distance(first.layers[row.name], last.layers[partners[-1] or ""])
-        found.append(Movement(row.name, row.shape, tuple(alphas), change, distance, relative))
+        found.append(Movement(row.name, row.shape, alphas, stderrs, change, error, distance, relative))
     return found
 
 
@@ -184,7 +191,8 @@ def to_dict(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
         "models": [each.model for each in diagnoses],
         "tail": diagnoses[0].tail,
         "layers": [
-            {**asdict(each), "shape": list(each.shape), "alphas": list(each.alphas)} for each in movements(diagnoses)
+            {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(each).items()}
+            for each in movements(diagnoses)
         ],
         "summaries": [each.summary() for each in diagnoses],
     }

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from tempbalance.diagnosis.against import pair_layers
+from tempbalance.errors import warn
 from tempbalance.model.layers import find_layers
 from tempbalance.ranking.compare import GroupFunction, check_group_by, unit_of
 from tempbalance.ranking.table import DiagnosisRow, LayerRow, LayerTable
@@ -188,7 +189,10 @@ def allocate(
         group_by: Give all layers of a group the mean of their numbers: a pattern of the first words of their names,
             such as ``model.layers.*``, or a function that returns a layer's group or ``None``.
 
+    Warns if the numbers of the layers differ by no more than their standard errors would make them.
+
     Raises:
+        TypeError: If the table or a number is of another type.
         ValueError: If an option is out of range, no layer has the number, the pattern groups no layers, or the layers
             cannot take the budget.
         ScoreError: If ``group_by`` returns something else than a name or ``None``.
@@ -199,6 +203,8 @@ def allocate(
         >>> [layer.sparsity for layer in found.layers]
         [0.35, 0.65]
     """
+    if not isinstance(table, LayerTable):
+        raise TypeError(f"table must be a LayerTable, such as diagnose returns, got {type(table).__name__}")
     check_target(target, value, by=by, more_where=more_where, spread=spread, lora_alpha=lora_alpha)
     numbers = {row.name: _number(row, by) for row in table}
     rows = [row for row in table if row.alpha is not None and numbers[row.name] is not None]
@@ -207,6 +213,8 @@ def allocate(
     if not rows:
         raise ValueError(f"no layer has an {by}: all {len(skipped)} are skipped")
     compared = _compared({row.name: number for row in rows if (number := numbers[row.name]) is not None}, group_by)
+    if spread > 0 and _are_alike(rows, compared, numbers):
+        warn(f"the layers do not differ in {by} beyond its standard errors: the shares follow noise, spread=0 has none")
     parts = _parts(list(compared.values()), spread, more_where)
     find = {"sparsity": _prune, "bits": _quantize, "lora-rank": _rank}[target]
     found, name = find(rows, parts, value), {"sparsity": "num_pruned", "bits": "bits", "lora-rank": "rank"}[target]
@@ -224,6 +232,10 @@ def check_target(
     Raises:
         ValueError: If one is out of range, or does not go with the target.
     """
+    for name, number in (("value", value), ("spread", spread), ("lora_alpha", lora_alpha)):
+        is_missing = number is None and name == "lora_alpha"
+        if not is_missing and (isinstance(number, bool) or not isinstance(number, int | float)):
+            raise TypeError(f"{name} must be a number, got {number!r}")
     for name, given, choices in (
         ("target", target, TARGETS),
         ("by", by, get_args(By)),
@@ -268,6 +280,27 @@ def _compared(numbers: Mapping[str, float], group_by: str | GroupFunction | None
     for name, number in numbers.items():
         members.setdefault(units[name], []).append(number)
     return {name: fmean(members[unit]) for name, unit in units.items()}
+
+
+def _are_alike(rows: Sequence[LayerRow], compared: Mapping[str, float], numbers: Mapping[str, float | None]) -> bool:
+    """Return whether the scatter of layers is what their standard errors alone would give, by Cochran's test at 5 %.
+
+    The errors are those of alpha, relative to it. A group counts once, with the error of its mean.
+    """
+    squares: dict[float, list[float]] = {}
+    for row in rows:
+        if not row.alpha or row.alpha_stderr is None:
+            return False
+        error = row.alpha_stderr / row.alpha * (numbers[row.name] or 0.0)
+        squares.setdefault(compared[row.name], []).append(error**2)
+    errors = {value: sum(each) / len(each) ** 2 for value, each in squares.items()}
+    if len(errors) < 2 or not all(errors.values()):
+        return False
+    total = sum(1 / error for error in errors.values())
+    middle = sum(value / error for value, error in errors.items()) / total
+    scatter, free = sum((value - middle) ** 2 / error for value, error in errors.items()), len(errors) - 1
+    # Wilson and Hilferty: the cube root of a chi-squared value is close to normal
+    return math.pow(scatter / free, 1 / 3) < 1 - 2 / (9 * free) + 1.645 * math.sqrt(2 / (9 * free))
 
 
 def _share(row: LayerRow, compared: float, **given: int) -> Share:

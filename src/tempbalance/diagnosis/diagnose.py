@@ -173,6 +173,7 @@ def diagnose(
         CheckpointError: If a file cannot be read, or is refused.
         ValueError: If an option is out of range or a pattern matches nothing.
     """
+    _check_types(include=include, stacked=stacked, key=key, shuffle=shuffle, progress=progress)
     scoring = Scoring(
         tail=tail,
         tail_fraction=tail_fraction,
@@ -215,10 +216,23 @@ class _Found:
     notes: tuple[str, ...] = ()
 
 
+def _check_types(
+    *, include: object, stacked: object, key: object = None, shuffle: object = True, progress: object = None
+) -> None:
+    """Refuse options of other types; `Scoring` checks the others."""
+    for name, given in (("include", include), ("stacked", stacked)):
+        if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+            raise TypeError(f"{name} must be a list of name patterns, got {given!r}")
+    if not isinstance(key, str | None):
+        raise TypeError(f"key must be the name of a mapping in the file, got {key!r}")
+    if not isinstance(shuffle, bool):
+        raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function of two numbers, got {progress!r}")
+
+
 def _find(model: Source, stacked: Sequence[str], key: str | None) -> _Found:
     """Find the layers of a module, a mapping or a file."""
-    if isinstance(stacked, str):
-        raise TypeError(f"stacked must be a list of name patterns, got the string {stacked!r}")
     if not isinstance(model, nn.Module):
         if not isinstance(model, Mapping | str | os.PathLike):
             raise TypeError(f"model must be a module, a path or a mapping of tensors, got {type(model).__name__}")
@@ -238,8 +252,6 @@ def _find(model: Source, stacked: Sequence[str], key: str | None) -> _Found:
 
 def _check_patterns(layers: Sequence[Layer], **patterns: Sequence[str]) -> None:
     for option, given in patterns.items():
-        if isinstance(given, str):
-            raise TypeError(f"{option} must be a list of name patterns, got the string {given!r}")
         for pattern in given:
             if not any(fnmatchcase(layer.name, pattern) for layer in layers):
                 raise ValueError(f"{option} pattern {pattern!r} matches no layer")
@@ -285,6 +297,7 @@ def list_tensors(
         stacked: Patterns of stacked experts.
         key: The mapping that is scored.
     """
+    _check_types(include=include, stacked=stacked, key=key)
     scoring = Scoring(min_eigenvalues=min_eigenvalues, exclude=exclude, fused=fused or {})
     checkpoint = read_checkpoint(path, key=key)
     found = infer_layers(checkpoint.tensors, stacked=stacked)

@@ -68,6 +68,8 @@ class Bars(_Accuracies):
                     paper=_drawn_paper(findings, cell),
                     seconds=seconds,
                     seconds_std=seconds_std,
+                    method=pretty(cell.labels["method"]),
+                    missing=_diverged_text(cell) or "no run yet",
                 )
             )
         return bar_chart(

@@ -13,9 +13,9 @@ from typing import Any
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import PaperResult
-from tempbalance.lab.points import NAMED, Point, Preset, cell_key
+from tempbalance.lab.points import Point, Preset, cell_key
 from tempbalance.lab.recipe import ACCURACY, Measure, find_kind
-from tempbalance.report.statistics import Paired, paired, verdict_text
+from tempbalance.report.statistics import LEVEL, Paired, holm, paired
 from tempbalance.runlog import Line, RunFolder
 
 Seconds = tuple[float, float | None]
@@ -236,21 +236,32 @@ class Findings:
 
     @property
     def verdicts(self) -> list[str]:
-        """Result of each paired test of a balanced method, in words."""
-        found = []
-        for cell in self.cells:
-            test = self.against(cell)
-            if test is None or not str(cell.labels["method"]).startswith("tb"):
-                continue
-            skipped = (*NAMED, *self.reference)
-            others = [label_text(name, value) for name, value in cell.labels.items() if name not in skipped]
+        """How many paired tests of each balanced setting show a difference, corrected for their number."""
+        tested = [
+            (cell, test)
+            for cell in self.cells
+            if str(cell.labels["method"]).startswith("tb") and (test := self.against(cell)) is not None
+        ]
+        corrected = holm([test.p_value for _, test in tested])
+        found: dict[str, list[tuple[float, float | None]]] = {}
+        for (cell, test), p_value in zip(tested, corrected, strict=True):
             ours = ", ".join(label_text(name, cell.labels[name]) for name in self.reference)
-            text = verdict_text(test.mean, test.interval, num_seeds=test.num_pairs, points=self.measure.points)
-            other = self.compared_with(cell)
-            so_far = "" if cell.is_complete and (other is None or other.is_complete) else "so far, with runs missing, "
-            where = ", ".join([cell.panel, *others])
-            found.append(f"{where}: {so_far}{ours} against {self.reference_text}: {text}")
-        return found
+            found.setdefault(ours, []).append((test.mean, p_value))
+        others = (other for cell, _ in tested if (other := self.compared_with(cell)) is not None)
+        so_far = "" if all(cell.is_complete for cell in (*(cell for cell, _ in tested), *others)) else "so far, "
+        return [f"{ours} against {self.reference_text}: {so_far}{self._counts(each)}" for ours, each in found.items()]
+
+    def _counts(self, found: Sequence[tuple[float, float | None]]) -> str:
+        """Return in how many cells differences are significant, and between which values they lie."""
+        signs = [self.measure.sign(mean) for mean, p_value in found if p_value is not None and p_value < LEVEL]
+        better, worse, cells = sum(sign > 0 for sign in signs), sum(sign < 0 for sign in signs), len(found)
+        low, high = min(mean for mean, _ in found), max(mean for mean, _ in found)
+        between = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
+        return (
+            f"better in {better} of {cells} cells, worse in {worse} (p < {LEVEL:g}, corrected); "
+            f"difference {between} {self.measure.points}".rstrip()
+            + "."
+        )
 
 
 def label_text(name: str, value: Any) -> str:

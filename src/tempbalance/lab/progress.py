@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any
@@ -16,10 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tempbalance.lab.jobs import Job
+from tempbalance.lab.jobs import OUTPUT, Job
 from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.runlog import Line
 
+_MOST_READ = 1_000_000  # bytes of a run's output that are searched for warnings
 _NARROW = 100  # columns of a terminal below which the learning rates are not shown
 
 
@@ -201,7 +203,7 @@ class SweepView:
         self._begun = {job: 0 if job in self._done else job.num_finished for job in jobs}
         self._times = Times(self._done)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self._next = 0.0
+        self._next, self._warned = 0.0, set[str]()
 
     def __enter__(self) -> SweepView:
         if self._live is not None:
@@ -234,7 +236,7 @@ class SweepView:
         self._live.update(Group(bar, time_left, running_table(running, self.jobs)), refresh=True)
 
     def ended(self, job: Job, failure: str | None) -> None:
-        """Note it, and say it where there is no bar; failures are said everywhere."""
+        """Note it, and say it where there is no bar. Failures, and each new warning of a run, are said everywhere."""
         if failure is None:
             self._done.add(job)
             self._times.learn(job)
@@ -248,4 +250,17 @@ class SweepView:
         else:
             text = f"{job.folder.name} failed: {failure}"
         if self._live is None or failure is not None:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(self.console, text)
+        for warning in _warnings_in(job.folder / OUTPUT):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                say(self.console, f"{job.folder.name}: {warning}")
+
+
+def _warnings_in(output: Path) -> list[str]:
+    """Return the lines of warnings in the output of a run."""
+    if not output.is_file():  # another machine has it
+        return []
+    with output.open("rb") as file:
+        text = file.read(_MOST_READ).decode(errors="replace")
+    return [line for line in text.splitlines() if line.startswith("warning: ")]

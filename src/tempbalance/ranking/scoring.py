@@ -110,14 +110,15 @@ class Plan:
     scales: Mapping[str, float] = field(default_factory=dict)  # by kind of layer
 
     def rows(self) -> list[LayerRow]:
-        """Return a row for each layer, once the jobs are done; a scale by kind stands in the place of its score."""
-        if self.scales:
-            return [
-                LayerRow(each.name, each.shape, score=self.scales.get(each.name), reason=self.reasons[each.name])
-                for each in self.layers
-            ]
+        """Return a row for each layer, once the jobs are done."""
         return [
-            make_row(layer, self.jobs.get(layer.name, []), self.reasons[layer.name], root=self.roots[layer.name])
+            make_row(
+                layer,
+                self.jobs.get(layer.name, []),
+                self.reasons[layer.name],
+                root=self.roots[layer.name],
+                scale=self.scales.get(layer.name),
+            )
             for layer in self.layers
         ]
 
@@ -371,9 +372,9 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
     return fit
 
 
-def make_row(layer: Layer, jobs: list[Job], reason: str, *, root: str = "") -> LayerRow:
-    """Return a layer's row: the mean over its scored parts, or why none is scored."""
-    scores = [job.score for job in jobs if job.score is not None]
+def make_row(layer: Layer, jobs: list[Job], reason: str, *, root: str = "", scale: float | None = None) -> LayerRow:
+    """Return a layer's row: the mean over its scored parts, or why none is scored. A fixed scale is its score."""
+    scores = [job.score for job in jobs if job.score is not None] if scale is None else [scale]
     fits = [job.fit for job in jobs if job.fit is not None]
     return LayerRow(
         layer.name,

@@ -172,8 +172,10 @@ def _values(data: Sequence[Datum]) -> list[float | None]:
 
 
 def _domain(data: Sequence[Datum], y_title: str) -> tuple[float, float] | None:
-    """Return the range of an axis; percents end at 100."""
-    return zoomed(_values(data), most=100.0 if y_title.endswith("%") else math.inf)
+    """Return the range of an axis; percents end at 100 unless a mean is above."""
+    is_share = y_title.endswith("%") and all(datum["mean"] is None or datum["mean"] <= 100 for datum in data)
+    most = 100.0 if is_share else math.inf
+    return zoomed((None if value is None else min(value, most) for value in _values(data)), most=most)
 
 
 def _bar_layers(base: alt.Chart, panel: Panel, y_title: str, used: Signs, aside: float) -> Iterator[alt.Chart]:
@@ -267,7 +269,8 @@ def line_chart(
 
 def _log_measure_axis(data: Sequence[Datum], title: str | None) -> alt.Y:
     there = [value for value in _values(data) if value is not None and value > 0]
-    options = log_axis((min(there) / 1.3, max(there) * 1.3) if there else (0.1, 1.0))
+    room = (max(there) / min(there)) ** 0.1 * 1.02 if there else 1.0
+    options = log_axis((min(there) / room, max(there) * room) if there else (0.1, 1.0))
     options["scale"].clamp = True
     return alt.Y("mean:Q", title=title and shown(title), **options)
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from torch.func import functional_call, hessian
 from torch.nn.functional import cross_entropy
 
-from tempbalance.curvature import decay_exponent
 from tempbalance.lab.images.data import load_data
+from tempbalance.lab.matrices.curvature import decay_exponent
 from tempbalance.lab.matrices.recipe import MatricesRecipe
 from tempbalance.lab.matrices.training import MatricesTraining, covariance_eigenvalues, decay_penalty
 from tempbalance.lab.runs import TrainingError

@@ -20,8 +20,8 @@ from tempbalance.lab.images.data import DATASETS, ImageData, load_data
 from tempbalance.lab.images.network import build_network
 from tempbalance.lab.images.optimizers import build_optimizer
 from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.images.regularize import SpectralNormRegularizer
 from tempbalance.lab.methods import find_method
-from tempbalance.regularize import SpectralNormRegularizer
 from tempbalance.runlog import Line
 
 Batch = tuple[Tensor, Tensor, int]  # a process' share of images and labels, and how many images all have

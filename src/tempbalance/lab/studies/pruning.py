@@ -16,7 +16,7 @@ from tempbalance.lab.points import Grid, Point, Preset
 from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.lab.runs import check_run, load_weights
 from tempbalance.lab.study import Study
-from tempbalance.report.statistics import Paired, paired, verdict_text
+from tempbalance.report.statistics import LEVEL, Paired, holm, paired
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
 from tempbalance.runlog import RunFolder, RunFolderError, write_whole
 
@@ -262,13 +262,12 @@ def _notes(findings: Findings, found: Mapping[int, Outcomes]) -> Iterator[str]:
             yield f"{cell.panel}: {num_left} complete runs are not pruned yet; study run does it."
         places = [(sparsity, way) for sparsity in sparsities(findings.preset) for way in WAYS]
         tests = {place: test for place in places if (test := _against(found[id(cell)], place[1], place[0])) is not None}
-        clear = {place: test for place, test in tests.items() if test.interval and abs(test.mean) > test.interval}
+        p_values = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
+        clear = [place for place, p_value in p_values.items() if p_value is not None and p_value < LEVEL]
         if tests:
-            yield f"{cell.panel}: {len(clear)} of {len(tests)} differences from uniform have a 95 % interval without 0."
-        for (sparsity, way), test in clear.items():
-            points = cell.tried[0].measure.points
-            said = verdict_text(test.mean, test.interval, num_seeds=test.num_pairs, points=points)
-            yield f"{cell.panel}, sparsity {sparsity:g}, {way}: {said}"
+            where = ", ".join(f"{way} at {sparsity:g} ({tests[sparsity, way].mean:+.2f})" for sparsity, way in clear)
+            text = f"{len(clear)} of {len(tests)} differences from uniform have p < {LEVEL:g}, corrected"
+            yield f"{cell.panel}: {text}{f': {where}' if where else ''}."
 
 
 STUDIES = (

@@ -179,7 +179,7 @@ def decay_exponent(eigenvalues: Tensor | Array | Sequence[float], *, floor: floa
 
     Args:
         eigenvalues: In any order.
-        floor: Those below this share of the largest are left out: in float32 they are rounding noise.
+        floor: Skip values below this share of the largest: in float32 they are rounding noise.
 
     Raises:
         TailError: If fewer than two are positive, or one is not finite.

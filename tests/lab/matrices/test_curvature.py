@@ -10,14 +10,14 @@ from torch.func import functional_call, jacrev
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from tempbalance.curvature import (
+from tempbalance.errors import TailError, TempBalanceError
+from tempbalance.lab.matrices.curvature import (
     decay_exponent,
     fisher_eigenvalues,
     hessian_eigenvalues,
     ntk_eigenvalues,
     output_covariance,
 )
-from tempbalance.errors import TailError, TempBalanceError
 from tests.cases import raises
 
 

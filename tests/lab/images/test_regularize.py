@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from tempbalance import WeightError
-from tempbalance.regularize import SpectralNormRegularizer
+from tempbalance.lab.images.regularize import SpectralNormRegularizer
 from tests.cases import raises
 
 
