@@ -39,23 +39,23 @@ coverage: $(VENV)/.installed-dev
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered --sort=miss
 
-# kill the processes of sweeps ten times, and commands at random instants; fill disks; damage folders (hours)
+# kill the processes of sweeps ten times; the other tests kill one of each kind
 test-kills: $(VENV)/.installed-dev
 	TEMPBALANCE_KILLS=all $(BIN)/python -m pytest tests/lab/test_pool_kills.py tests/lab/test_cluster_kills.py
-	$(BIN)/python -m tests.lab.kills --rounds 300 --parts train,disk,damage
-	$(BIN)/python -m tests.lab.kills --rounds 50 --parts compare,pool,ray
-
-campaign: test-kills
 
 # hours: each campaign prints its counts and the seed that repeats it; make campaign SEED=7 COUNT=1000 CAMPAIGNS=files
 SEED  ?= 0
 COUNT ?= 10000
-CAMPAIGNS ?= files
+CAMPAIGNS ?= files kills
 campaign: $(VENV)/.installed-dev $(addprefix campaign-,$(CAMPAIGNS))
 
 campaign-files:
 	$(BIN)/python -m benchmarks.campaigns.files --count $(COUNT) --seed $(SEED)
 	$(BIN)/python benchmarks/damaged_files.py --count $(COUNT) --seed $(SEED)
+
+campaign-kills:
+	$(BIN)/python -m tests.lab.kills --seed $(SEED) --rounds 300 --parts train,disk,damage
+	$(BIN)/python -m tests.lab.kills --seed $(SEED) --rounds 100 --parts compare,pool,ray
 
 $(VISION)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VISION)

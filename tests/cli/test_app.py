@@ -286,6 +286,16 @@ def test_signals_stop_a_command_as_ctrl_c_does_unless_they_are_ignored():
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
+def test_without_the_packages_of_the_lab_a_command_says_what_to_install_and_others_work(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tempbalance.lab.images.recipe", None)
+    result = invoke(command, "--epochs", "1")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert_carries(result.stderr, "pip install", "'.[lab]'")
+    for others in ([], ["diagnose"], ["study"]):
+        assert invoke(*others, "--help").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
 def test_the_help_has_a_text_for_each_option_and_its_default(command, monkeypatch):
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
     text = invoke(command, "--help").stdout

@@ -5,13 +5,14 @@ from math import atanh
 import pytest
 from scipy.stats import ttest_1samp, ttest_rel
 
-from tempbalance.lab.claims import Better, Bounded, Correlated, Equivalent, Order, judge_claims
+from tempbalance.lab.claims import Better, Bounded, Correlated, Equivalent, Order, claims_table, judge_claims
 from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.paper import paper_statements
 from tempbalance.lab.points import PRESETS
 from tempbalance.lab.recipe import SEEDS
 from tempbalance.lab.study import all_studies, claims_report, find_study
 from tempbalance.report.statistics import holm
+from tempbalance.report.tables import folded
 from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries
 
@@ -265,6 +266,10 @@ def test_a_report_has_its_claims_and_one_page_has_all(tmp_path):
     _, table = report.tables
     assert [row[:2] for row in table.rows] == [["holds", "The linear assignment does better than sqrt, log2 and step."]]
     assert_carries(table.caption, "Holm", "0.05", "other data")
+    assert (
+        folded(claims_table([each.row for each in judge_claims([BEST] * 2, found(tmp_path, {}))], is_paper=True))[0]
+        == ""
+    )
     every = claims_report(LAPTOP, tmp_path)
     names = [row[0] for row in every.tables[0].rows]
     assert names == sorted(names)

@@ -152,9 +152,21 @@ def test_a_study_without_a_run_has_an_empty_table(tmp_path):
     findings = trained(tmp_path, {})
     table = accuracy_table(findings)
     assert [row[3] for row in table.rows] == [None, None]
-    assert [row[4] for row in table.rows] == ["0 of 3", "0 of 3"]
+    assert [row[5] for row in table.rows] == ["0 of 3", "0 of 3"]
     assert findings.verdicts == []
     assert findings.num_runs == (0, 12)
+
+
+def test_the_last_epoch_counts_and_the_best_stands_beside_it(tmp_path):
+    findings = trained(tmp_path, CAL)
+    for seed in SEEDS:
+        run = RunFolder(tmp_path / points(PRESET)[0].recipe(seed).id)
+        run.write_result({"test_accuracy": 90.0, "best_accuracy": 91.5, "best_epoch": 7, "seconds": 60.0})
+    table = accuracy_table(STUDY.find(PRESET, points(PRESET), tmp_path))
+    assert table.columns[3:5] == [findings.measure.title, "best epoch"]
+    assert [each.value for each in table.rows[0][3:5]] == [90.0, 91.5]
+    assert "after the last epoch" in table.caption
+    assert "best epoch: the best of all" in table.caption
 
 
 def test_columns_are_the_same_from_the_first_run_to_the_last(tmp_path):

@@ -119,6 +119,19 @@ def test_small_presets_of_every_study_of_images_have_their_size(name):
     assert smoke == {("digits", 2, 256)}
 
 
+def test_the_papers_preset_has_the_published_forms_and_small_ones_do_not():
+    tail = {point.cell["tail"]: point.options for point in find_study("tail").points(PRESETS["paper"])}
+    assert tail["median"]["tail"] == "median_published"
+    assert tail["peak"]["tail"] == "peak"
+    for point in find_study("main").points(PRESETS["paper"]):
+        recipe = point.recipe(43)
+        assert (recipe.tail, recipe.norms, recipe.snr_iterations, recipe.flip) == ("median_published", "name", 5, True)
+    for preset in ("laptop", "smoke"):
+        for point in find_study("main").points(PRESETS[preset]):
+            recipe = point.recipe(43)
+            assert (recipe.tail, recipe.norms, recipe.snr_iterations, recipe.flip) == ("median", "order", 1, None)
+
+
 def test_studies_share_runs():
     resnet18 = {"dataset": "cifar100", "model": "resnet18", "method": "tb", "lr": 0.1, "scale_range": (0.5, 1.5)}
     main = ids("main", **resnet18)

@@ -49,6 +49,8 @@ class Estimate:
     Attributes:
         num_layers: Layers that are scored, and all layers.
         seconds: From the call to the new learning rates, without waiting for the network.
+        compare_seconds: The part of them in which ranks add up their weights to compare them, which they do not where
+            the weights are sharded.
         memory: Bytes that the busiest rank needs besides the model.
         traffic: Bytes that each rank receives where every rank holds all weights.
         sharded_traffic: Bytes that each rank receives where the weights are sharded over the ranks.
@@ -58,6 +60,7 @@ class Estimate:
 
     num_layers: tuple[int, int]
     seconds: float
+    compare_seconds: float
     memory: int
     traffic: int
     sharded_traffic: int
@@ -262,6 +265,7 @@ def estimate(
     return Estimate(
         num_layers=(len(jobs), len(layers)),
         seconds=max(rank_seconds) + compared,
+        compare_seconds=compared,
         memory=max(_memory(share, num_threads) for share in shares),
         traffic=answers,
         sharded_traffic=answers + num_bytes * num_others // num_ranks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tempbalance.lab.findings import Cell, Findings
@@ -133,14 +134,17 @@ def accuracy_table(findings: Findings, *, seconds: str | None = None) -> ResultT
     against = f"against {findings.reference_text}"
     measure = findings.measure
     paper = measure.with_unit("paper")
-    columns = ["data", "network", "method", *(name.replace("_", " ") for name in names), measure.title, "seeds"]
+    columns = ["data", "network", "method", *(name.replace("_", " ") for name in names), measure.title]
+    other = "last epoch" if findings.is_best_reported else "best epoch"
+    columns += [other, "seeds"]
     columns += [against, "p"] if has_test else []
     columns += [paper, "difference"]
     columns += [_SECONDS[seconds], "paper, seconds"] if seconds else []
     rows = []
     for cell in findings.cells:
         row: list[Entry] = [pretty(cell.labels[name]) for name in (*NAMED, *names)]
-        row += [_diverged_text(cell) or None if cell.mean is None else Number(cell.mean, cell.std), _seeds_text(cell)]
+        row.append(_diverged_text(cell) or None if cell.mean is None else Number(cell.mean, cell.std))
+        row += [_other_entry(cell), _seeds_text(cell)]
         row += _test_entries(findings, cell) if has_test else []
         row += _paper_entries(cell)
         row += _second_entries(cell, seconds) if seconds else []
@@ -148,6 +152,12 @@ def accuracy_table(findings: Findings, *, seconds: str | None = None) -> ResultT
     spread = (measure.title, against, paper, *_SECONDS.values(), "paper, seconds")
     caption = _caption(findings, has_test=has_test, seconds=seconds)
     return ResultTable(caption, [*columns, "setting"], rows, spread=spread, noted=(paper,))
+
+
+def _other_entry(cell: Cell) -> Entry:
+    """Return the mean at the best epoch where the last one counts, and the other way round."""
+    values = [] if cell.best is None else list(cell.best.values(best=not cell.best.is_best_reported).values())
+    return Number(fmean(values)) if values else None
 
 
 def _diverged_text(cell: Cell) -> str:
@@ -199,7 +209,10 @@ def _caption(findings: Findings, *, has_test: bool, seconds: str | None) -> str:
     measure = findings.measure
     better = "; lower is better" if measure.is_lower_better else ""
     word = measure.word.capitalize() if measure.word.islower() else measure.word
-    parts = [f"{word} on the test set after the last epoch, mean ± standard deviation over the seeds{better}."]
+    counted, other = "after the last epoch", "best epoch: the best of all on the test set"
+    if findings.is_best_reported:
+        counted, other = "at the best epoch on the validation data", "last epoch: after it"
+    parts = [f"{word} on the test set {counted}, mean ± standard deviation over the seeds{better}; {other}."]
     if has_test:
         unit = f", in {measure.points}" if measure.points else ""
         parts.append(

@@ -207,8 +207,11 @@ class IterationsTraining(BalancedTraining[I]):
         fabric: Fabric,
     ) -> None:
         self.interval = recipe.interval if recipe.is_balanced else recipe.evaluate_every
-        cosine = lambda made: CosineAnnealingLR(made, T_max=recipe.iterations)  # noqa: E731
-        super().__init__(recipe, network, optimizer, cosine, fabric, interval=self.interval)
+        super().__init__(recipe, network, optimizer, self.schedule, fabric, interval=self.interval)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the base schedule."""
+        return CosineAnnealingLR(optimizer, T_max=self.recipe.iterations)
 
     @property
     def num_steps(self) -> int:

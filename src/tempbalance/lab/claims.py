@@ -362,4 +362,4 @@ def judge_claims(claims: Sequence[Claim], findings: Findings) -> list[Tested]:
 def claims_table(rows: Sequence[Sequence[Entry]], *, is_paper: bool, first: Sequence[str] = ()) -> ResultTable:
     """Return a table of tested claims, with more columns before the others."""
     caption = _CAPTION if is_paper else f"{_CAPTION} {_SMALL}"
-    return ResultTable(caption, (*first, *_COLUMNS), rows, prose=_COLUMNS[1:3], heading="Claims")
+    return ResultTable(caption, (*first, *_COLUMNS), rows, prose=_COLUMNS[1:3], kept=_COLUMNS, heading="Claims")

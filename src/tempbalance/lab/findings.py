@@ -48,9 +48,19 @@ class Tried:
         return find_kind(self.point.options.get("kind", "images")).measure
 
     @property
+    def is_best_reported(self) -> bool:
+        """Whether the best epoch counts instead of the last one: where validation data choose it."""
+        return bool(find_kind(self.point.options.get("kind", "images")).best_by)
+
+    @property
     def outcomes(self) -> dict[int, float]:
         """Value of the measure by seed."""
-        return {seed: float(result[self.measure.name]) for seed, result in self.results.items()}
+        return self.values(best=self.is_best_reported)
+
+    def values(self, *, best: bool) -> dict[int, float]:
+        """Return the measure by seed, after the last epoch or at the best one, of the runs that have it."""
+        name = f"best_{self.measure.name.removeprefix('test_')}" if best else self.measure.name
+        return {seed: float(result[name]) for seed, result in self.results.items() if name in result}
 
     @property
     def mean(self) -> float | None:
@@ -180,6 +190,11 @@ class Findings:
         """Number of complete runs, and of all runs."""
         tried = [each for cell in self.cells for each in cell.tried]
         return sum(each.num_done for each in tried), len(tried) * len(self.seeds)
+
+    @property
+    def is_best_reported(self) -> bool:
+        """As `Tried.is_best_reported`."""
+        return bool(self.cells) and self.cells[0].tried[0].is_best_reported
 
     @property
     def subtitle(self) -> str:

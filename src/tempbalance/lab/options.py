@@ -131,8 +131,8 @@ def check_dataset(name: str) -> None:
         ValueError: With the closest known names.
     """
     if name not in DATASETS and not Path(name).expanduser().exists():
-        told = unknown("dataset", name, DATASETS)
-        raise ValueError(f"{told}; or the path of an .npz file or of a folder with train and test folders")
+        sentence = unknown("dataset", name, DATASETS)
+        raise ValueError(f"{sentence}; or the path of an .npz file or of a folder with train and test folders")
 
 
 def type_of(hint: Any) -> Any:
@@ -206,8 +206,8 @@ def read_options(path: Path) -> dict[Any, Any]:
     try:
         content = _parse(_read(path))
     except (ValueError, RecursionError) as err:
-        told = "nested too deeply" if isinstance(err, RecursionError) else err
-        raise ValueError(f"{path}: {told}") from err
+        reason = "nested too deeply" if isinstance(err, RecursionError) else err
+        raise ValueError(f"{path}: {reason}") from err
     if isinstance(content, dict) and "recipe" in content:
         content = content["recipe"]
     if not isinstance(content, dict):

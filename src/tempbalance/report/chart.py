@@ -129,10 +129,11 @@ def method_colours(names: Sequence[str]) -> list[str]:
     """Return a colour for each method: blue for TB, other blues for its variants, grey for CAL.
 
     Example:
-        >>> method_colours(["CAL", "TB"]) == method_colours(["cal, lr 0.1", "tb"])
+        >>> method_colours(["CAL", "TB"]) == method_colours(["cal, lr 0.1", "VGG16, TB"])
         True
     """
-    firsts = [name.lower().partition(",")[0] for name in names]
+    parts = [name.lower().split(", ") for name in names]
+    firsts = [next((part for part in each if part == "cal" or part.startswith("tb")), "") for each in parts]
     ours, others, found = 1, 0, []
     for first in firsts:
         if first == "tb" and _OURS[0] not in found:
@@ -305,7 +306,7 @@ def epoch_axis(data: Sequence[Datum], field: str = "epoch", title: str | None = 
     """Return an axis of whole numbers, such as epochs or steps."""
     there = [datum[field] for datum in data] or [0]
     low, high = min(there), max(there)
-    values = _ticks(low, high + _TOP * (high - low), 1) if high > low else [low]
+    values = _ticks(low, high + 1.2 * _TOP * (high - low), 1) if high > low else [low]
     axis = alt.Axis(values=values, format=",d", grid=False, labelOverlap="greedy")
     domain = [low, high] if high > low else [low - 1, high + 1]
     return alt.X(f"{field}:Q", title=title or field, axis=axis, scale=alt.Scale(nice=False, zero=False, domain=domain))

@@ -63,6 +63,7 @@ class ResultTable:
         spread: Columns whose numbers have a spread once there are any. Files have these columns from the first run on.
         noted: Columns whose numbers have a note.
         prose: Columns of sentences, which a page wraps instead of cutting them.
+        kept: Columns that are shown even if all rows have the same entry.
         heading: Heading on a page.
     """
 
@@ -72,6 +73,7 @@ class ResultTable:
     spread: Container[str] = ()
     noted: Container[str] = ()
     prose: Container[str] = ()
+    kept: Container[str] = ()
     heading: str = "Results"
 
     def __post_init__(self) -> None:
@@ -117,7 +119,8 @@ def entry_text(entry: Entry) -> str:
 
 def folded(table: ResultTable) -> tuple[str, list[int]]:
     """Return the entries that all of several rows have in common, as text, and the places of the other columns."""
-    same = {i for i in _range(table) if len(table.rows) > 1 and len({entry_text(row[i]) for row in table.rows}) == 1}
+    places = [i for i in _range(table) if len(table.rows) > 1 and table.columns[i] not in table.kept]
+    same = {i for i in places if len({entry_text(row[i]) for row in table.rows}) == 1}
     common = [f"{table.columns[i]} {text}" for i in sorted(same) if (text := entry_text(table.rows[0][i]))]
     return ", ".join(common), sorted({*_range(table)} - same)
 

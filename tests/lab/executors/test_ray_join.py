@@ -103,3 +103,12 @@ def test_the_last_line_of_rays_answer_is_the_problem(monkeypatch, code, said, pr
         listening.listen()
         found = cluster_join._problem(f"127.0.0.1:{listening.getsockname()[1]}")
     assert (problem in found, bool(found)) == (True, bool(code))
+
+
+def test_a_cluster_of_this_machine_that_was_killed_is_given_up_without_asking_ray(monkeypatch, tmp_path):
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(cluster_join.subprocess, "run", None)
+    assert "refused" in cluster_join._problem(None)
+    assert cluster_join._find("auto") == "local"

@@ -17,12 +17,13 @@ import torch
 from rich.console import Console
 
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.images.training import initial_network, load
+from tempbalance.lab.images.training import ImageTraining, initial_network, load
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.runs import DivergedError, InterruptedRunError, OtherRunError, TrainingError, load_weights
 from tempbalance.lab.train import train
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, changed, raises
+from tests.lab.cut import cpu
 
 SMALL = ImageRecipe(dataset="digits", model="mlp", width=0.25, method="tb+snr", epochs=5, limit=300)
 
@@ -449,3 +450,22 @@ def test_a_run_of_the_first_epochs_is_the_beginning_of_the_whole_one(whole, tmp_
 def test_the_test_set_can_be_smaller_than_the_training_set(tmp_path):
     run(changed(SMALL, epochs=1, limit=200, test_limit=10), tmp_path)
     assert (RunFolder(tmp_path).result["test_accuracy"] * 10 / 100) % 1 == pytest.approx(0, abs=1e-9)
+
+
+def test_a_recipe_decides_followers_flips_and_power_iterations(tmp_path):
+    options = {"model": "resnet18", "width": 0.0625, "method": "tb+snr", "limit": 64, "epochs": 1}
+    training = ImageTraining(
+        published := ImageRecipe(**options, norms="name", snr_iterations=5, flip=True), load(published, None), cpu()
+    )
+    assert (training.regularizer.num_iterations, training.regularizer.fresh) == (5, True)
+    label = {each: group.get("layer") for group in training.optimizer.param_groups for each in group["params"]}
+    assert label[training.network.layer2[0].shortcut[1].weight] is None
+    plain = ImageTraining(ours := ImageRecipe(**options), load(ours, None), cpu())
+    assert (plain.regularizer.num_iterations, plain.regularizer.fresh) == (1, False)
+    label = {each: group.get("layer") for group in plain.optimizer.param_groups for each in group["params"]}
+    assert label[plain.network.layer2[0].shortcut[1].weight] == "layer2.0.shortcut.0"
+    flipped, straight = (next(each.batches(1))[0] for each in (training, plain))
+    same = (flipped == straight).flatten(1).all(1)
+    mirrored = (flipped == straight.flip(3)).flatten(1).all(1)
+    assert (same | mirrored).all()
+    assert mirrored.sum() > same.sum() / 4

@@ -7,7 +7,8 @@ from torch import Tensor
 import tempbalance
 from tempbalance.lab.language.network import (
     BlockTermAttention,
-    LanguageModel,
+    PublishedAttention,
+    PublishedTransformer,
     Size,
     block_terms,
     build_language_model,
@@ -18,7 +19,7 @@ from tests.cases import assert_carries, raises
 SMALL = Size(layers=2, width=16, head=5, inner=24, sequence=6, dropout=0.5)
 
 
-def network(name: str, *, causal: bool = True) -> LanguageModel:
+def network(name: str, *, causal: bool = True) -> torch.nn.Module:
     torch.manual_seed(0)
     return build_language_model(name, num_tokens=11, size=SMALL, causal=causal).double().eval()
 
@@ -49,6 +50,50 @@ def test_block_term_attention_is_the_sum_over_pairs_one_by_one(causal: bool, len
     x = torch.randn(2, length, SMALL.width, dtype=torch.float64)
     expected = torch.stack([literal_attention(attention, each, causal=causal) for each in x])
     torch.testing.assert_close(attention(x), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_published_attention_is_the_sum_over_pairs_with_relative_positions() -> None:
+    torch.manual_seed(1)
+    attention = PublishedAttention(SMALL).double()
+    x, positions, biases = (torch.randn(*shape, SMALL.width, dtype=torch.float64) for shape in ((2, 4), (4,), (2,)))
+    biases = biases[:, : SMALL.head]
+    found = attention(x, positions, biases)
+    weight = attention.output.weight.view(-1, SMALL.sequence, SMALL.sequence)
+    for batch, i in product(range(2), range(4)):
+        q, k, v = (x[batch] @ part.T for part in attention.qkv.weight.split(SMALL.head))
+        p = positions @ attention.position.weight.T
+        total = torch.zeros(SMALL.width, dtype=torch.float64)
+        for j, m in product(range(4), range(4)):
+            pair = (q[i] + biases[0]) * k[j] * v[m] + (q[i] + biases[1]) * p[j] * v[m]
+            total = total + weight[:, j, m] * (attention.core * pair).sum()
+        torch.testing.assert_close(found[batch, i], total, rtol=1e-6, atol=1e-9)
+
+
+def test_the_published_transformer_scores_its_fused_projections_and_not_its_positions_or_head() -> None:
+    torch.manual_seed(0)
+    model = PublishedTransformer(10_000, Size())
+    assert model.blocks[0].attention.qkv.weight.shape == (120, 256)
+    optimizer = torch.optim.Adam(tempbalance.param_groups(model))
+    table = tempbalance.TempBalance(optimizer, model, score_first=True).table()
+    ends = [row.name.removeprefix("blocks.0.") for row in table if row.score is not None and "blocks.0." in row.name]
+    assert sorted(ends) == ["attention.output", "attention.qkv", "feed_forward.inner", "feed_forward.outer"]
+    (fused,) = [row for row in table if row.name == "blocks.0.attention.qkv"]
+    assert fused.num_eigenvalues == 120
+    assert all(row.score is None for row in table if row.name.endswith(("position", "head", "tokens")))
+    label = {p: g.get("layer") for g in optimizer.param_groups for p in g["params"]}
+    assert label[model.blocks[1].attention_norm.weight] == "blocks.1.attention.output"
+    assert label[model.relative_bias] is None
+
+
+def test_the_published_transformer_starts_as_published() -> None:
+    torch.manual_seed(0)
+    model = PublishedTransformer(500, Size())
+    assert model.tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.blocks[0].attention.qkv.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.blocks[0].attention.core.sum().item() == pytest.approx(1)
+    assert model.blocks[0].attention_norm.weight.std().item() == pytest.approx(0.02, rel=0.3)
+    assert not model.head.bias.any()
+    assert model.eval()(torch.randint(500, (2, 32))).shape == (2, 32, 500)
 
 
 def test_block_terms_of_rank_one_are_products() -> None:
@@ -159,7 +204,7 @@ def test_an_unknown_network_is_refused() -> None:
         build_language_model("tensorised", num_tokens=2, size=SMALL)
 
 
-def _of_paper_size(name: str) -> LanguageModel:
+def _of_paper_size(name: str) -> torch.nn.Module:
     with torch.device("meta"):
         return build_language_model(name, num_tokens=100, size=Size())
 

@@ -25,7 +25,12 @@ def test_the_papers_preset_has_its_grids_for_three_networks() -> None:
     balanced = [recipe for recipe in recipes if recipe.method == "tb+adam"]
     assert {recipe.interval for recipe in balanced} == {10, 25, 50}
     assert {recipe.scale_range for recipe in balanced} == {(0.5, 1.5), (1.0, 2.0)}
-    assert {recipe.tail_fraction for recipe in balanced} == {0.5, 0.8}
+    for network, fractions in (("published", {0.5, 0.2}), ("tensorized", {0.5, 0.8})):  # k = n / 1.25, read twice
+        assert {recipe.tail_fraction for recipe in balanced if recipe.model == network} == fractions
+    published = [recipe for recipe in balanced if recipe.model == "published"]
+    assert {(each.clip, each.hold_rates, each.tail, each.score_first) for each in published} == {
+        (0.25, True, "median_published", True)
+    }
 
 
 def test_only_the_network_that_looks_ahead_stands_beside_the_paper() -> None:

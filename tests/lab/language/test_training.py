@@ -39,16 +39,17 @@ def weights(found: LanguageTraining) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("method", ["adam", "tb+adam"])
-@pytest.mark.parametrize("model", ["tensorized", "gpt"])
+@pytest.mark.parametrize("model", ["published", "tensorized", "gpt"])
 def test_a_resumed_run_equals_one_that_never_stopped(text: str, model: str, method: str) -> None:
-    straight = training(text, model=model, method=method)
+    more = {"causal": False, "clip": 0.25, "hold_rates": True} if model == "published" else {}
+    straight = training(text, model=model, method=method, **more)
     lines = [straight.epoch(number) for number in (1, 2, 3)]
-    first = training(text, model=model, method=method)
+    first = training(text, model=model, method=method, **more)
     first.epoch(1)
     buffer = io.BytesIO()
     torch.save(first.state_dict(), buffer)
     torch.rand(7)  # what others draw moves nothing
-    second = training(text, model=model, method=method)
+    second = training(text, model=model, method=method, **more)
     second.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
     assert [second.epoch(number) for number in (2, 3)] == lines[1:]
     for ours, theirs in zip(weights(second), weights(straight), strict=True):
@@ -64,6 +65,29 @@ def test_rates_are_the_cosine_times_each_layers_scale(text: str) -> None:
     assert min(scales.values()) == pytest.approx(0.5)
     for group in found.optimizer.param_groups:
         assert group["lr"] == pytest.approx(cosine * scales.get(group.get("layer"), 1.0))
+
+
+def test_held_rates_change_only_with_a_balancing(text: str) -> None:
+    found = training(text, hold_rates=True, interval=3)
+    rates = []
+    found.on_step = lambda loss: rates.append([group["lr"] for group in found.optimizer.param_groups])
+    for number in (1, 2):
+        found.epoch(number)
+    assert len(rates) == 8
+    assert all(rates[step] == rates[step // 3 * 3] for step in range(8))
+    assert len({tuple(each) for each in rates}) == 3
+    cosine = 0.01 * (1 + math.cos(math.pi * 6 / 10)) / 2
+    assert max(rates[-1]) == pytest.approx(1.5 * cosine)
+    alone = training(text, hold_rates=True, method="adam")
+    alone.epoch(1)
+    assert alone.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (1 + math.cos(math.pi * 4 / 10)) / 2)
+
+
+def test_clipped_gradients_have_the_norm_that_is_asked_for(text: str) -> None:
+    found = training(text, model="published", causal=False, clip=1e-3)
+    found.epoch(1)
+    total = sum(float(each.grad.norm()) ** 2 for each in found.network.parameters())
+    assert math.sqrt(total) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_without_balancing_all_train_at_the_cosine_and_layers_are_scored_with_each_epoch(text: str) -> None:

@@ -296,14 +296,21 @@ def _problem(address: str | None) -> str:
     """
     command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
     if address is not None:
-        host, _, port = address.rpartition(":")
+        command += ["--address", address]
+    if _is_address(known := address or _remembered()):
+        host, _, port = known.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
         except OSError as err:
             return str(err)
-        command += ["--address", address]
     try:
         status = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER)
     except subprocess.TimeoutExpired:
         return f"something listens there, but has not answered as Ray within {_ANSWER:g} s"
     return (status.stderr.strip().rpartition("\n")[2] or "ray status failed") if status.returncode else ""
+
+
+def _remembered() -> str:
+    """Return the address of the cluster that was last started on this machine, as Ray notes it; empty if none is."""
+    note = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
+    return note.read_text(encoding="utf-8").strip() if note.is_file() else ""

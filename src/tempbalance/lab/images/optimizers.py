@@ -107,12 +107,15 @@ class SGDP(_Optimizer):
 
 
 def _optimizer(
-    package: str, name: str, *, momentum: bool = False, **more: Any
+    package: str, name: str, *, momentum: str = "", **more: Any
 ) -> Callable[[Groups, ImageRecipe], Optimizer]:
-    """Return a builder of an optimizer, with its own defaults except for the recipe's options and ``more``."""
+    """Return a builder of an optimizer, with its own defaults except for the recipe's options and ``more``.
+
+    ``momentum`` is the recipe's option of that; empty for none.
+    """
 
     def build(groups: Groups, recipe: ImageRecipe) -> Optimizer:
-        options = {"momentum": recipe.momentum} if momentum else {}
+        options = {"momentum": getattr(recipe, momentum)} if momentum else {}
         kind = getattr(import_module(package), name)
         optimizer: Optimizer = kind(groups, lr=recipe.lr, weight_decay=recipe.weight_decay, **options, **more)
         return optimizer
@@ -148,12 +151,12 @@ def _lookahead(groups: Groups, recipe: ImageRecipe) -> Optimizer:
 
 
 OPTIMIZERS: dict[str, Callable[[Groups, ImageRecipe], Optimizer]] = {
-    "sgd": _optimizer("torch.optim", "SGD", momentum=True),
+    "sgd": _optimizer("torch.optim", "SGD", momentum="momentum"),
     "adam": _optimizer("torch.optim", "Adam"),
     "adamw": _optimizer("torch.optim", "AdamW"),
     "lookahead": _lookahead,
-    "sgdp": _optimizer(__name__, "SGDP", momentum=True),
-    "lars": _optimizer(__name__, "LARS"),
+    "sgdp": _optimizer(__name__, "SGDP", momentum="momentum"),
+    "lars": _optimizer(__name__, "LARS", momentum="lars_momentum"),
     "adamp": _optimizer("pytorch_optimizer", "AdamP"),
     "lamb": _lamb,
 }

@@ -75,6 +75,9 @@ class ImageRecipe(BalancingRecipe):
     ] = None
     batch_size: BatchSize = 128
     momentum: Annotated[Share, Field(description="Momentum of SGD and its variants.")] = 0.9
+    flip: Annotated[
+        bool | None, Field(description="Mirror training images at random. Default: not those of digits and SVHN.")
+    ] = None
     weight_decay: WeightDecay = 5e-4
     limit: Limit = None
     test_limit: TestLimit = None
@@ -82,9 +85,20 @@ class ImageRecipe(BalancingRecipe):
         Count | None, Field(description="Optimizer steps between scorings, in place of epochs."), BALANCING
     ] = None
     start: Start = 0
+    norms: Annotated[
+        Literal["order", "name"],
+        Field(
+            description="Layer that a BatchNorm follows: the one that feeds it, or as published the one of its name."
+        ),
+        BALANCING,
+    ] = "order"
     snr: Annotated[
         NotNegative, Field(description="Strength of the spectral norm regularisation in snr and tb+snr."), METHOD
     ] = 0.01
+    snr_iterations: Annotated[
+        Count, Field(description="Power iterations per step; 2 or more start from random vectors."), METHOD
+    ] = 1
+    lars_momentum: Annotated[Share, Field(description="Momentum of lars; the published code has none."), METHOD] = 0.0
     restart_epochs: Annotated[
         Count | None, Field(description="Epochs before the first restart of sgdr. Default: half of all."), METHOD
     ] = None
@@ -130,7 +144,10 @@ class ImageRecipe(BalancingRecipe):
         """Options of other methods."""
         method = find_method(self.method)
         used = {
-            ("snr",): method.regularized,
+            ("snr", "snr_iterations"): method.regularized,
+            ("norms",): method.balanced,
+            ("momentum",): method.optimizer in ("sgd", "sgdp", "lookahead"),
+            ("lars_momentum",): method.optimizer == "lars",
             ("restart_epochs", "restart_factor"): method.restarts,
             ("lookahead_steps", "lookahead_alpha"): method.optimizer == "lookahead",
         }

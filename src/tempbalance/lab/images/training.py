@@ -17,7 +17,7 @@ import tempbalance
 from tempbalance.lab.balancing import BalancedTraining, gradient_norm
 from tempbalance.lab.images.batches import batch_bounds, batches, normalize
 from tempbalance.lab.images.data import DATASETS, ImageData, load_data
-from tempbalance.lab.images.network import build_network
+from tempbalance.lab.images.network import build_network, follow_by_name
 from tempbalance.lab.images.optimizers import build_optimizer
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.images.regularize import SpectralNormRegularizer
@@ -49,7 +49,15 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
         )
         self.data = data.to(fabric.device)
         self.regularizer = (
-            SpectralNormRegularizer(self.network, strength=recipe.snr, seed=recipe.seed) if method.regularized else None
+            SpectralNormRegularizer(
+                self.network,
+                strength=recipe.snr,
+                seed=recipe.seed,
+                num_iterations=recipe.snr_iterations,
+                fresh=recipe.snr_iterations > 1,
+            )
+            if method.regularized
+            else None
         )
 
     @property
@@ -73,7 +81,7 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
             seed=self.recipe.seed,
             epoch=number - 1,
             crop=data.crop,
-            flip=data.flip,
+            flip=data.flip if self.recipe.flip is None else self.recipe.flip,
             mean=data.mean,
             std=data.std,
             least=self._least,
@@ -192,13 +200,16 @@ def initial_network(recipe: ImageRecipe, data: ImageData) -> nn.Module:
     channels, height, width = data.train_images.shape[1:]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return build_network(
+        network = build_network(
             recipe.model,
             num_classes=data.num_classes,
             channels=channels,
             side=(height, width),
             width=recipe.width,
         )
+    if recipe.norms == "name":
+        follow_by_name(network)
+    return network
 
 
 def bare_network(recipe: ImageRecipe) -> nn.Module:

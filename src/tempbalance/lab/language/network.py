@@ -1,6 +1,6 @@
-"""Language models: the tensorized transformer that the paper trains, and a plain GPT of the same size.
+"""Language models: the tensorized transformer as published and in our form, and a plain GPT of the same size.
 
-Both read whole sequences of at most a fixed length, give logits of the next token at every position, add learned
+All read whole sequences of at most a fixed length, give logits of the next token at every position, add learned
 positions to embeddings, and use the embedding as the head (tied, as the published code of the tensorized transformer
 has it). Modules are registered in the order of the data, so that `tempbalance.find_layers` lets each normalisation
 follow the linear layer that feeds it; the first of the GPT, which an embedding feeds, trains at the base rate.
@@ -47,7 +47,7 @@ class BlockTermAttention(nn.Module):
     weight for each pair and output, so that as published a position sees those after it. The causal form takes t as 0
     where j or l is after i. Instead of a softmax t is multiplied by n / sqrt(R p_i), where R is the rank, n the length
     and p_i the number of pairs that i sees, so that with fresh weights what positions add has the same variance at all
-    of them. The published form divides by sqrt(R) alone; all its positions see the same number of pairs.
+    of them. The published form has no such factor (`PublishedAttention`).
 
     Args:
         size: Of the network.
@@ -148,17 +148,17 @@ class FeedForward(nn.Module):
 class TensorizedBlock(nn.Module):
     """Block-term attention and a feed-forward part, each added and then normalised, as published."""
 
-    def __init__(self, size: Size, *, causal: bool) -> None:
+    def __init__(self, size: Size, attention: nn.Module) -> None:
         super().__init__()
-        self.attention = BlockTermAttention(size, causal=causal)
+        self.attention = attention
         self.attention_norm = nn.LayerNorm(size.width)
         self.feed_forward = FeedForward(size, relu)
         self.feed_forward_norm = nn.LayerNorm(size.width)
         self.dropout = nn.Dropout(size.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape ``(B, n, width)`` to the same."""
-        x = self.attention_norm(x + self.dropout(self.attention(x)))
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        """Shape ``(B, n, width)`` to the same; the attention gets the context too."""
+        x = self.attention_norm(x + self.dropout(self.attention(x, *context)))
         x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
         return x
 
@@ -179,6 +179,88 @@ class GPTBlock(nn.Module):
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         return x
+
+
+class PublishedAttention(nn.Module):
+    """Block-term attention with relative positions, as published: fused projections, no bias, no mask, no scaling.
+
+    The output at i is a linear map of t(i, j, l) = sum_r g_r [(q_r(i) + a_r) k_r(j) + (q_r(i) + b_r) p_r(j)] v_r(l)
+    over all pairs (j, l), where p projects the encoding of j counted from the end, and all blocks share a and b.
+
+    Args:
+        size: Of the network.
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.core = nn.Parameter(torch.randn(size.head).softmax(0))
+        self.position = nn.Linear(size.width, size.head, bias=False)
+        self.qkv = nn.Linear(size.width, 3 * size.head, bias=False)
+        self.output = nn.Linear(size.sequence**2, size.width, bias=False)
+        self.side = size.sequence
+
+    def forward(self, x: Tensor, positions: Tensor, biases: Tensor) -> Tensor:
+        """Shape ``(B, n, width)`` to the same, n at most the sequence; positions have shape ``(n, width)``."""
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        position = self.position(positions).expand_as(key)
+        terms = block_terms(self.core, query + biases[0], key, value)
+        terms = terms + block_terms(self.core, query + biases[1], position, value)
+        length = x.shape[1]
+        weight = self.output.weight.view(-1, self.side, self.side)[:, :length, :length]
+        return linear(terms.flatten(2), weight.flatten(1))
+
+
+class PublishedTransformer(nn.Module):
+    """The tensorized transformer of the paper's published code; a position sees those after it.
+
+    Args:
+        num_tokens: Of the vocabulary.
+        size: Of the network.
+    """
+
+    def __init__(self, num_tokens: int, size: Size) -> None:
+        super().__init__()
+        self.size = size
+        self.tokens = nn.Embedding(num_tokens, size.width)
+        self.relative_bias = nn.Parameter(torch.empty(2, size.head))
+        self.dropout = nn.Dropout(size.dropout)
+        self.blocks = nn.ModuleList(TensorizedBlock(size, PublishedAttention(size)) for _ in range(size.layers))
+        self.head = nn.Linear(size.width, num_tokens)
+        self.head.weight = self.tokens.weight
+        for name, parameter in self.named_parameters():
+            if "norm.weight" in name:
+                nn.init.normal_(parameter, 1.0, 0.02)
+            elif name.endswith(".bias"):
+                nn.init.zeros_(parameter)
+            elif not name.endswith("core"):
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Shape ``(B, n)``, n at most the sequence, to ``(B, n, num_tokens)``.
+
+        Raises:
+            ValueError: If the sequences are longer.
+        """
+        length = _checked_length(tokens, self.size)
+        x = self.dropout(self.tokens(tokens) * math.sqrt(self.size.width))
+        positions = self.dropout(_sinusoids(length, self.size.width).to(x))
+        for block in self.blocks:
+            x = block(x, positions, self.relative_bias)
+        logits: Tensor = self.head(self.dropout(x))
+        return logits
+
+
+def _sinusoids(length: int, width: int) -> Tensor:
+    """Return the encoding of positions counted from the end: sines, then cosines; shape ``(length, width)``."""
+    angles = torch.outer(torch.arange(length - 1, -1, -1.0), 10_000 ** -(torch.arange(0, width, 2.0) / width))
+    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]
+
+
+def _checked_length(tokens: Tensor, size: Size) -> int:
+    length = tokens.shape[1]
+    if length > size.sequence:
+        raise ValueError(f"sequences must have at most {size.sequence} tokens, got {length}")
+    return length
 
 
 class LanguageModel(nn.Module):
@@ -211,29 +293,31 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: If the sequences are longer.
         """
-        length = tokens.shape[1]
-        if length > self.size.sequence:
-            raise ValueError(f"sequences must have at most {self.size.sequence} tokens, got {length}")
+        length = _checked_length(tokens, self.size)
         # the head's rows have length 1; as inputs they are scaled to the size of positions
         found = self.tokens(tokens) * math.sqrt(self.size.width) + self.positions.weight[:length]
         logits: Tensor = self.head(self.norm(self.blocks(self.dropout(found))))
         return logits
 
 
-def build_language_model(name: str, *, num_tokens: int, size: Size, causal: bool = True) -> LanguageModel:
+def build_language_model(name: str, *, num_tokens: int, size: Size, causal: bool = True) -> nn.Module:
     """Build a network with fresh weights.
 
     Args:
-        name: ``tensorized`` or ``gpt``.
+        name: ``published``, ``tensorized`` or ``gpt``.
         num_tokens: Of the vocabulary.
         size: Of the network.
-        causal: Whether positions see only themselves and earlier ones; without it a language model is told the answer.
+        causal: Whether positions see only themselves and earlier ones; without it a language model sees the answer. The
+            published one always does.
 
     Raises:
         ValueError: If the name is not known.
     """
+    if name == "published":
+        return PublishedTransformer(num_tokens, size)
     if name == "tensorized":
-        return LanguageModel(num_tokens, size, lambda: TensorizedBlock(size, causal=causal), nn.Identity())
+        block = lambda: TensorizedBlock(size, BlockTermAttention(size, causal=causal))  # noqa: E731
+        return LanguageModel(num_tokens, size, block, nn.Identity())
     if name == "gpt":
         return LanguageModel(num_tokens, size, lambda: GPTBlock(size, causal=causal), nn.LayerNorm(size.width))
-    raise ValueError(unknown("model", name, ("tensorized", "gpt")))
+    raise ValueError(unknown("model", name, ("published", "tensorized", "gpt")))

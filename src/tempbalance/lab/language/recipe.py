@@ -10,7 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tempbalance.lab.language.data import DATASETS, TextData, check_text, count_steps, load_text
-from tempbalance.lab.options import BatchSize, Betas, Epsilon, EvaluateEvery, Iterations, Place, Share, Size, pretty
+from tempbalance.lab.options import (
+    BALANCING,
+    BatchSize,
+    Betas,
+    Epsilon,
+    EvaluateEvery,
+    Iterations,
+    Number,
+    Place,
+    Share,
+    Size,
+    pretty,
+)
 from tempbalance.lab.recipe import IterationsRecipe, Measure
 from tempbalance.report.text import shown
 
@@ -26,9 +38,10 @@ class LanguageRecipe(IterationsRecipe):
     dataset: Annotated[
         Place, Field(description="Text: penn_treebank, pydoc, or the path of a file or of a folder with three.")
     ] = "penn_treebank"
-    model: Annotated[Literal["tensorized", "gpt"], Field(description="Network; the paper's is tensorized.")] = (
-        "tensorized"
-    )
+    model: Annotated[
+        Literal["published", "tensorized", "gpt"],
+        Field(description="Network; published is the paper's, tensorized the same with split projections."),
+    ] = "tensorized"
     method: Annotated[Literal["adam", "tb+adam"], Field(description="Optimizer, alone or balanced.")] = "tb+adam"
     tokens: Annotated[Literal["words", "characters"], Field(description="Unit of the text.")] = "words"
     causal: Annotated[
@@ -40,6 +53,13 @@ class LanguageRecipe(IterationsRecipe):
     inner: Annotated[Size, Field(description="Width inside the feed-forward part.")] = 2100
     sequence: Annotated[Size, Field(description="Tokens per sequence.")] = 32
     dropout: Annotated[Share, Field(description="Probability of dropout.")] = 0.3
+    clip: Annotated[
+        Annotated[Number, Field(gt=0)] | None,
+        Field(description="Clip gradients to this norm; the published code does at 0.25."),
+    ] = None
+    hold_rates: Annotated[
+        bool, Field(description="Keep learning rates between balancings, as the published code does."), BALANCING
+    ] = False
     betas: Betas = (0.9, 0.999)
     eps: Epsilon = 1e-8
     iterations: Iterations = 40_000
@@ -47,7 +67,9 @@ class LanguageRecipe(IterationsRecipe):
     evaluate_every: EvaluateEvery = 500
 
     def resolved(self) -> Mapping[str, Any]:
-        """Refuse a gpt that looks ahead."""
+        """Refuse a gpt that looks ahead, and the published network if it is not to."""
+        if self.model == "published" and self.causal:
+            raise ValueError("causal must be false for published: its attention has no mask")
         if self.model == "gpt" and not self.causal:
             raise ValueError("causal must be true for gpt: only the tensorized transformer was published otherwise")
         return {}

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from tempbalance.lab.balancing import IterationsTraining
 from tempbalance.lab.language.data import TextData, count_steps, load_text
-from tempbalance.lab.language.network import LanguageModel, Size, build_language_model
+from tempbalance.lab.language.network import Size, build_language_model
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.runs import Epoch
 from tempbalance.runlog import Line
@@ -115,6 +116,19 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
         with _seeded(self.recipe, number, self.fabric.device):
             return super().epoch(number)
 
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the cosine; with ``hold_rates`` a balanced method follows it in steps, at each balancing."""
+        recipe = self.recipe
+        if not (recipe.hold_rates and recipe.is_balanced):
+            return super().schedule(optimizer)
+        every, total = recipe.interval, recipe.iterations
+        return LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * (step // every * every) / total)) / 2)
+
+    def before_step(self) -> None:
+        """Clip the gradients."""
+        if self.recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
+
     def loss(self, batch: int) -> Tensor:
         """Return the mean cross entropy over the tokens of an iteration."""
         inputs, targets = self.text[batch]
@@ -152,7 +166,7 @@ def _seeded(recipe: LanguageRecipe, epoch: int, device: torch.device) -> Iterato
         yield
 
 
-def bare_network(recipe: LanguageRecipe, num_tokens: int = 10_000) -> LanguageModel:
+def bare_network(recipe: LanguageRecipe, num_tokens: int = 10_000) -> nn.Module:
     """Return a recipe's network; Penn Treebank has 10,000 tokens."""
     size = Size(recipe.layers, recipe.width, recipe.head, recipe.inner, recipe.sequence, recipe.dropout)
     return build_language_model(recipe.model, num_tokens=num_tokens, size=size, causal=recipe.causal)

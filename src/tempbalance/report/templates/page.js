@@ -2,6 +2,28 @@
 {
   const views = new Map();
 
+  const wrap = (lines, width) => {
+    const found = [""];
+    for (const word of [lines].flat().join(" ").split(" ")) {
+      const last = found[found.length - 1];
+      if (last && last.length + word.length >= width) found.push(word);
+      else found[found.length - 1] = last ? `${last} ${word}` : word;
+    }
+    return found;
+  };
+
+  // On a phone titles wrap, and labels of bars are slanted in one line.
+  const narrowed = (node, width) => {
+    if (node === null || typeof node !== "object") return;
+    if (node.labelAngle === 0 && node.labelExpr?.includes("label_names")) {
+      Object.assign(node, { labelAngle: -38, labelExpr: "label_names[datum.value]" });
+    }
+    for (const name of ["text", "subtitle"]) {
+      if (node.title && Array.isArray(node.title[name])) node.title[name] = wrap(node.title[name], name === "text" ? 0.7 * width : width);
+    }
+    for (const [name, each] of Object.entries(node)) if (name !== "datasets") narrowed(each, width);
+  };
+
   // Facets and concatenations do not follow their box by themselves.
   const fitted = (spec, room) => {
     for (const child of spec.vconcat ?? []) child.width = Math.max(200, room - 90);
@@ -13,7 +35,10 @@
       spec.columns = 1;
       for (const child of spec.concat) child.width = Math.min(child.width, Math.max(200, room - 90));
     }
-    if (room < 640) spec.config.legend.columns = 1;
+    if (room < 640) {
+      spec.config.legend.columns = 1;
+      narrowed(spec, Math.floor(room / 7));
+    }
     spec.config.title.limit = room - 16;
     return spec;
   };
