@@ -91,7 +91,7 @@ def train_on_ultralytics(
     """
     options = _settings(device, precision, threads)
     package, run = load_ultralytics(), RunFolder(folder)
-    data = ready_data(recipe.dataset, cache=cache, limit=recipe.limit, test_limit=recipe.test_limit)
+    data = ready_data(recipe.dataset, cache=cache, split=recipe.split, limit=recipe.limit, test_limit=recipe.test_limit)
     check_run(run, recipe, precision=precision, digest=data.digest)
     tell, kept = partial(say, console or Console(quiet=True)), keep_checkpoints
     recorder = Recorder(run, recipe, say=tell, every=checkpoint_every, keep_checkpoints=kept)
