@@ -259,7 +259,8 @@ def _load_tiny_imagenet(cache: Path | None) -> tuple[Split, Split]:
             if not decoded.is_file():
                 splits = _decode_tiny_imagenet(path)
                 with replacing(decoded) as target:
-                    np.savez(target, **dict(zip(ARRAYS, (*splits[0], *splits[1]), strict=True)))
+                    arrays: dict[str, Any] = dict(zip(ARRAYS, (*splits[0], *splits[1]), strict=True))
+                    np.savez(target, **arrays)
                 return splits
     train, test, _ = load_npz(decoded)
     return train, test
