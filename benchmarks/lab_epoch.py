@@ -40,7 +40,7 @@ def bare_epoch(data: ImageData) -> float:
     network = build_network("resnet18", num_classes=10, width=0.25)
     optimizer = torch.optim.SGD(param_groups(network), lr=0.1, momentum=0.9, weight_decay=5e-4)
     start = time.perf_counter()
-    for images, labels in pipeline(data):
+    for images, labels, _ in pipeline(data):
         optimizer.zero_grad()
         cross_entropy(network(images), labels).backward()
         optimizer.step()

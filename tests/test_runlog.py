@@ -1,21 +1,23 @@
 """A run's folder is whole whenever the process is killed."""
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import resource
+import secrets
+import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
-from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError, write_whole
+from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError, read_signed, write_signed, write_whole
 from tests.cases import assert_carries, raises
-
-
-def save(content: bytes):
-    return lambda path: path.write_bytes(content)
 
 
 def test_a_folder_that_is_not_there_has_nothing(tmp_path):
@@ -45,120 +47,164 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
         assert [line["epoch"] for line in run.metrics] == [1] * text[:length].count("\n")
 
 
-def test_rewinding_forgets_later_epochs_and_a_cut_line(tmp_path):
+def test_rewinding_forgets_later_lines_and_a_cut_line(tmp_path):
     run = RunFolder(tmp_path)
-    run.append([{"epoch": epoch} for epoch in (1, 2, 3)], [{"epoch": epoch} for epoch in (0, 1, 2, 3)])
+    run.append([{"epoch": epoch} for epoch in (1, 2)], [{"epoch": epoch} for epoch in (0, 1, 2)])
+    marks, before = run.marks(), (tmp_path / "metrics.jsonl").read_bytes()
+    run.append([{"epoch": 3}], [{"epoch": 3}], [{"epoch": 3}])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 4')
-    run.rewind(2)
-    assert [line["epoch"] for line in run.metrics] == [1, 2]
+    run.rewind(marks, only_check=True)
+    assert len(run.metrics) == 3
+    run.rewind(marks)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
     assert [line["epoch"] for line in run.layers] == [0, 1, 2]
-    assert (tmp_path / "metrics.jsonl").read_text().endswith("\n")
+    assert run.steps == []
+    run.rewind({})
+    assert run.metrics == run.layers == []
 
 
-def test_the_last_two_checkpoints_are_kept(tmp_path):
+def state(epoch: int) -> dict:
+    return {"epoch": epoch, "weight": torch.arange(50.0) * epoch}
+
+
+def epoch_of(run: RunFolder) -> int | None:
+    content = run.checkpoint()
+    assert content is None or torch.equal(content["weight"], torch.arange(50.0) * content["epoch"])
+    return None if content is None else content["epoch"]
+
+
+def test_one_checkpoint_is_kept_unless_all_are_asked_for(tmp_path):
     run = RunFolder(tmp_path)
-    for content in (b"one", b"two", b"three"):
-        run.save_checkpoint(save(content))
-        assert run.checkpoint().read_bytes() == content
-    assert (tmp_path / "previous.ckpt").read_bytes() == b"two"
-    assert not (tmp_path / "new.ckpt").exists()
+    for epoch in (1, 2, 3):
+        run.save_checkpoint(state(epoch), keep=epoch > 1)
+        assert epoch_of(run) == epoch
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "epoch-2.ckpt", "epoch-3.ckpt"}
+    assert read_signed(tmp_path / "epoch-2.ckpt")["epoch"] == 2
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"\x00" + content[1:], lambda _: b""])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(tmp_path, damage):
+def test_a_signed_file_is_one_that_torch_and_zip_read(tmp_path):
+    write_signed(tmp_path / "best.ckpt", {"weight": torch.ones(3)})
+    assert torch.load(tmp_path / "best.ckpt", weights_only=True)["weight"].tolist() == [1, 1, 1]
+    with zipfile.ZipFile(tmp_path / "best.ckpt") as archive:
+        assert archive.testzip() is None
+        assert archive.comment.startswith(b"sha256 ")
+
+
+def test_every_changed_byte_of_a_signed_file_is_noticed(tmp_path):
+    path = tmp_path / "best.ckpt"
+    write_signed(path, {"weight": torch.ones(3)})
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with raises(RunFolderError, path):
+            read_signed(path)
+    for damaged in (b"", whole[:-1], whole[: len(whole) // 2], whole + b"x"):
+        path.write_bytes(damaged)
+        with raises(RunFolderError, path):
+            read_signed(path)
+
+
+def test_a_damaged_checkpoint_counts_as_none(tmp_path):
     run = RunFolder(tmp_path)
-    run.save_checkpoint(save(b"first"))
-    run.save_checkpoint(save(b"second"))
-    last = tmp_path / "last.ckpt"
-    last.write_bytes(damage(b"second"))
-    assert run.checkpoint() == tmp_path / "previous.ckpt"
-    (tmp_path / "previous.ckpt").write_bytes(b"damaged too")
+    run.save_checkpoint(state(1))
+    (tmp_path / "last.ckpt").write_bytes(b"dust")
     assert run.checkpoint() is None
+
+
+def test_a_checkpoint_is_hashed_and_synced_once(tmp_path, monkeypatch):
+    synced, hashed = [], []
+    sync, sha256 = os.fsync, hashlib.sha256
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(1) or sync(descriptor))
+    monkeypatch.setattr(hashlib, "sha256", lambda *content: hashed.append(1) or sha256(*content))
+    RunFolder(tmp_path).save_checkpoint(state(1))
+    assert (len(synced), len(hashed)) == (1, 1)
 
 
 class KilledError(BaseException):
     pass
 
 
-def kill_after(monkeypatch, num_calls: int) -> None:
-    """Let so many writes, moves and deletions happen; nothing at all happens after them, not even cleaning up."""
-    calls = iter(range(num_calls))
+def test_a_kill_at_any_point_leaves_the_old_or_the_new_checkpoint(tmp_path):
+    """Nothing at all happens after it, not even cleaning up; files that are left are removed by who comes next."""
+    seen = set()
+    for point in range(6):
+        run = RunFolder(tmp_path / str(point))
+        run.save_checkpoint(state(1))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            calls = iter(range(point))
 
-    def stop_at(real):
-        def wrapped(*args, **options):
-            if next(calls, None) is None:
-                raise KilledError
-            return real(*args, **options)
+            def stop_at(real, calls=calls):
+                def wrapped(*args, **options):
+                    if next(calls, None) is None:
+                        raise KilledError
+                    return real(*args, **options)
 
-        return wrapped
+                return wrapped
 
-    for owner, name in ((os, "replace"), (Path, "write_bytes"), (Path, "unlink")):
-        monkeypatch.setattr(owner, name, stop_at(getattr(owner, name)))
-
-
-def save_and_be_killed(run, content, num_calls) -> bool:
-    """Whether it came to be killed; a write that is killed leaves half."""
-
-    def save_half(path):
-        with path.open("wb") as file:
-            file.write(content[:1])
-        path.write_bytes(content)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        kill_after(monkeypatch, num_calls)
-        try:
-            run.save_checkpoint(save_half)
-        except KilledError:
-            return True
-    return False
+            for owner, name in ((os, "open"), (torch, "save"), (os, "fsync"), (os, "replace"), (Path, "unlink")):
+                monkeypatch.setattr(owner, name, stop_at(getattr(owner, name)))
+            with contextlib.suppress(KilledError):
+                run.save_checkpoint(state(2))
+        seen.add(epoch_of(run))
+        with run.locked():
+            assert {path.name for path in run.path.iterdir()} == {"last.ckpt", "run.lock"}
+    assert seen == {1, 2}
 
 
-POINTS = range(11)  # a save has ten writes, moves and deletions
+def test_a_link_under_a_temporary_name_is_not_followed(tmp_path, monkeypatch):
+    target = tmp_path / "precious"
+    target.write_text("as it was")
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
+    (tmp_path / ".page.html.known.new").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        write_whole(tmp_path / "page.html", b"new")
+    assert target.read_text() == "as it was"
+    assert not (tmp_path / "page.html").exists()
 
 
-@pytest.mark.parametrize("damaged", [None, "last.ckpt", "previous.ckpt", "last.ckpt.sha256", "previous.ckpt.sha256"])
-def test_no_two_kills_at_any_points_lose_every_checkpoint_even_after_damage(tmp_path, monkeypatch, damaged):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    ended = set()
-    for first in POINTS:
-        for second in POINTS:
-            run = RunFolder(tmp_path / f"{first}-{second}")
-            run.save_checkpoint(save(b"1 whole"))
-            run.save_checkpoint(save(b"2 whole"))
-            if damaged:
-                (run.path / damaged).write_bytes(b"")
-            good = run.checkpoint().read_bytes()
-            for content, point in ((b"3 whole", first), (b"4 whole", second)):
-                was_killed = save_and_be_killed(run, content, point)
-                found = run.checkpoint().read_bytes()
-                assert found == content or (was_killed and found >= good)
-                good = found
-                ended.add(was_killed)
-            run.save_checkpoint(save(b"5"))
-            assert run.checkpoint().read_bytes() == b"5"
-            (run.path / "last.ckpt").write_bytes(b"")
-            assert run.checkpoint().read_bytes() == good
-    assert ended == {True, False}
+def complete(path: Path) -> RunFolder:
+    run = RunFolder(path)
+    run.append([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}], [{"epoch": 1, "layer": "conv", "alpha": 3.5}])
+    run.write_result({"test_accuracy": 90.25})
+    return run
 
 
-def test_a_damaged_last_checkpoint_does_not_take_the_place_of_the_one_before(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("metrics.jsonl", lambda text: text.replace("0.25", "0.35")),
+        ("metrics.jsonl", lambda text: text + text.splitlines()[1] + "\n"),
+        ("metrics.jsonl", lambda text: "".join(reversed(text.splitlines(keepends=True)))),
+        ("metrics.jsonl", lambda text: text.splitlines(keepends=True)[0]),
+        ("layers.jsonl", lambda text: text.replace("3.5", "3.6")),
+        ("result.json", lambda text: text.replace("90.25", "91.25")),
+    ],
+)
+def test_a_changed_log_or_result_of_a_complete_run_is_named(tmp_path, name, change):
+    run = complete(tmp_path)
+    assert (len(run.metrics), len(run.layers), run.result) == (2, 1, {"test_accuracy": 90.25})
+    (tmp_path / name).write_text(change((tmp_path / name).read_text()))
+    with raises(RunFolderError, tmp_path / name):
+        getattr(run, name.partition(".")[0])
+
+
+@pytest.mark.parametrize("epochs", [(1, 1), (2, 1), (1, 3), (2,)])
+def test_epochs_are_logged_from_1_on_each_once(tmp_path, epochs):
     run = RunFolder(tmp_path)
-    for content in (b"1", b"2"):
-        run.save_checkpoint(save(content))
-    (tmp_path / "last.ckpt").write_bytes(b"damaged")
-    assert run.damaged == ["last.ckpt"]
-    run.save_checkpoint(save(b"3"))
-    assert (tmp_path / "previous.ckpt").read_bytes() == b"1"
-    assert run.damaged == []
+    run.append([{"epoch": epoch} for epoch in epochs])
+    with raises(RunFolderError, "metrics.jsonl", "line"):
+        run.metrics  # noqa: B018
 
 
-def test_a_folder_with_checksums_at_the_places_their_checkpoints_have_left_is_read(tmp_path):
-    digest = hashlib.sha256(b"one").hexdigest()
-    (tmp_path / "previous.ckpt").write_bytes(b"one")
-    (tmp_path / "last.ckpt.sha256").write_text(f"{digest}  last.ckpt\n")
-    (tmp_path / "previous.ckpt.sha256").write_text("")
-    assert RunFolder(tmp_path).checkpoint() == tmp_path / "previous.ckpt"
+def test_a_log_that_was_changed_since_a_checkpoint_is_named(tmp_path):
+    run = RunFolder(tmp_path)
+    run.append([{"epoch": 1, "loss": 0.5}], [{"epoch": 0, "layer": "conv"}])
+    marks = run.marks()
+    run.append([{"epoch": 2, "loss": 0.5}])
+    (tmp_path / "layers.jsonl").unlink()
+    with raises(RunFolderError, "layers.jsonl"):
+        run.rewind(marks)
 
 
 @pytest.mark.parametrize(
@@ -202,18 +248,38 @@ def test_a_second_process_is_kept_out_of_a_folder(tmp_path):
     assert other().stdout == "in\n"
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
+def test_a_full_disk_is_the_error_and_leaves_the_last_good_checkpoint(tmp_path):
+    """Torch has an error of its own for it."""
     run = RunFolder(tmp_path)
-    run.save_checkpoint(save(b"good"))
+    run.save_checkpoint(state(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with raises(OSError, errno.EFBIG):
+            run.save_checkpoint({"epoch": 2, "weight": torch.zeros(100_000)})
+        with raises(OSError, errno.EFBIG):
+            run.append([{"epoch": 1, "text": "x" * 200_000}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert epoch_of(run) == 1
+    assert {path.name: path.stat().st_size > 0 for path in tmp_path.iterdir()} == {
+        "last.ckpt": True,
+        "metrics.jsonl": False,
+    }
 
-    def fill(path):
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with raises(OSError, errno.ENOSPC):
-        run.save_checkpoint(fill)
-    assert run.checkpoint().read_bytes() == b"good"
-    assert not (tmp_path / "new.ckpt").exists()
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "recipe.json"])
+def test_a_pipe_under_the_name_of_a_file_is_refused_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with raises(RunFolderError, name, "regular"):
+        getattr(RunFolder(tmp_path), name.partition(".")[0])
+
+
+def test_a_pipe_as_checkpoint_counts_as_damage(tmp_path):
+    os.mkfifo(tmp_path / "last.ckpt")
+    assert RunFolder(tmp_path).checkpoint() is None
 
 
 def test_replacing_a_file_is_all_or_nothing(tmp_path, monkeypatch):

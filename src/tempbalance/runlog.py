@@ -4,30 +4,35 @@
     metrics.jsonl    a line an epoch
     layers.jsonl     a line per layer and scoring
     steps.jsonl      a line per layer and noted step, where the recipe asks for it
-    last.ckpt        the state after the last epoch, previous.ckpt that before it, each with its SHA-256 beside it
-    best.ckpt        the network with the best test accuracy so far
-    result.json      only when the run is complete
+    last.ckpt        the newest checkpoint, signed; the optimizer's state is removed when the run is complete
+    best.ckpt        the network with the best test accuracy so far, signed
+    result.json      only when the run is complete; signs itself and the logs
     run.lock         held by the process that trains
 
-A file is there whole or not at all, whenever the process is killed.
+A file is there whole or not at all, whenever the process is killed. A signed file is an archive of torch whose comment
+is the SHA-256 of everything before it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 Line = dict[str, Any]
 
-_CHECKPOINTS = ("new.ckpt", "last.ckpt", "previous.ckpt")  # the newest first
+LOGS = ("metrics.jsonl", "layers.jsonl", "steps.jsonl")
+_SIGNATURE, _MARK = "signature", b"sha256 "
+_COMMENT_SIZE = len(_MARK) + 64
 
 
 class RunFolderError(Exception):
@@ -51,8 +56,7 @@ class RunFolder:
     @property
     def is_begun(self) -> bool:
         """Whether there is anything that a run would go on from."""
-        names = ("metrics.jsonl", "result.json", *_CHECKPOINTS)
-        return any((self.path / name).exists() for name in names)
+        return any((self.path / name).exists() for name in ("metrics.jsonl", "result.json", "last.ckpt"))
 
     @property
     def recipe(self) -> Line | None:
@@ -62,114 +66,118 @@ class RunFolder:
     @property
     def result(self) -> Line | None:
         """How the run ended; ``None`` while it is not complete."""
-        return _read_json(self.path / "result.json")
+        content = _read_json(self.path / "result.json")
+        if content is not None and _SIGNATURE in content:
+            signature = content.pop(_SIGNATURE)
+            if not isinstance(signature, dict) or signature.get("result") != _digest(_json(content)):
+                raise RunFolderError(f"{self.path / 'result.json'}: was changed after the run was complete")
+        return content
 
     @property
     def metrics(self) -> list[Line]:
-        """A line for each epoch."""
-        return _read_lines(self.path / "metrics.jsonl")
+        """A line for each epoch, the first being 1."""
+        lines = self._log("metrics.jsonl")
+        for number, line in enumerate(lines, 1):
+            if line["epoch"] != number:
+                where = f"{self.path / 'metrics.jsonl'}, line {number}"
+                raise RunFolderError(f"{where}: must be of epoch {number}, got {line['epoch']}")
+        return lines
 
     @property
     def layers(self) -> list[Line]:
         """A line for each layer and scoring."""
-        return _read_lines(self.path / "layers.jsonl")
+        return self._log("layers.jsonl")
 
     @property
     def steps(self) -> list[Line]:
         """A line for each layer and noted step."""
-        return _read_lines(self.path / "steps.jsonl")
+        return self._log("steps.jsonl")
+
+    def _log(self, name: str) -> list[Line]:
+        """Return the lines of a log; those of a complete run must be as they were then."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        content = _read_bytes(path)
+        signature = (_read_json(self.path / "result.json") or {}).get(_SIGNATURE)
+        if isinstance(signature, dict) and signature.get(name, _digest(content)) != _digest(content):
+            raise RunFolderError(f"{path}: was changed after the run was complete")
+        return _lines(content, path)
 
     def write_recipe(self, recipe: Line) -> None:
         """Start the run."""
-        _write_json(self.path / "recipe.json", recipe)
+        write_whole(self.path / "recipe.json", _json(recipe))
 
     def write_result(self, result: Line) -> None:
-        """End the run."""
-        _write_json(self.path / "result.json", result)
+        """End the run; the result and the logs are signed."""
+        logs = {name: digest for name, (_, digest) in self.marks().items()}
+        signature = {"result": _digest(_json(result)), **logs}
+        write_whole(self.path / "result.json", _json({**result, _SIGNATURE: signature}))
 
     def append(self, metrics: Iterable[Line] = (), layers: Iterable[Line] = (), steps: Iterable[Line] = ()) -> None:
-        """Add lines to the logs."""
-        for name, lines in (("metrics.jsonl", metrics), ("layers.jsonl", layers), ("steps.jsonl", steps)):
-            text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        """Add lines to the logs; lines that the disk does not take whole are removed again."""
+        for name, lines in zip(LOGS, (metrics, layers, steps), strict=True):
+            text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
             if text:
                 self.path.mkdir(parents=True, exist_ok=True)
-                with (self.path / name).open("a", encoding="utf-8") as file:
-                    file.write(text)
+                with (self.path / name).open("ab", buffering=0) as file:
+                    end = file.tell()
+                    try:
+                        while text:
+                            text = text[file.write(text) :]
+                    except OSError:
+                        file.truncate(end)
+                        raise
 
-    def rewind(self, epoch: int) -> None:
-        """Forget what the logs say of epochs after this one, which will be trained again."""
-        for path in (self.path / f"{name}.jsonl" for name in ("metrics", "layers", "steps")):
-            if path.exists():
-                kept = [text for text, line in _read_texts(path) if line["epoch"] <= epoch]
-                write_whole(path, b"".join(text + b"\n" for text in kept))
+    def marks(self) -> dict[str, list[Any]]:
+        """Return the size and the checksum of each log, which `rewind` takes."""
+        contents = {name: _read_bytes(path) if (path := self.path / name).exists() else b"" for name in LOGS}
+        return {name: [len(content), _digest(content)] for name, content in contents.items()}
 
-    def save_checkpoint(self, save: Callable[[Path], None]) -> None:
-        """Keep a new last checkpoint, and the one before it.
+    def rewind(self, marks: Mapping[str, Sequence[Any]], *, only_check: bool = False) -> None:
+        """Cut the logs back to where they were, for epochs that will be trained again.
 
         Args:
-            save: Writes the checkpoint to the path it is given.
+            marks: Of `marks` then; without that of a log all of it is removed.
+            only_check: Change nothing.
+
+        Raises:
+            RunFolderError: If a log was changed before that place; it names the log.
         """
-        new = self.path / "new.ckpt"
-        self.path.mkdir(parents=True, exist_ok=True)
-        if _sidecar(new).exists():
-            self._finish_moves(new)
+        for name in LOGS:
+            size, digest = marks.get(name, (0, _digest(b"")))
+            path = self.path / name
+            content = _read_bytes(path) if path.exists() else b""
+            if _digest(content[:size]) != digest:
+                raise RunFolderError(
+                    f"{path}: was changed or removed since the checkpoint was written: put it back, or remove the "
+                    "folder to start again"
+                )
+            if len(content) > size and not only_check:
+                write_whole(path, content[:size])
+
+    def save_checkpoint(self, content: Line, *, keep: bool = False) -> None:
+        """Replace the checkpoint.
+
+        Args:
+            content: Tensors and plain values, among them ``epoch``.
+            keep: Whether to keep this checkpoint under the number of its epoch too.
+        """
+        if keep:
+            write_signed(self.path / f"epoch-{content['epoch']}.ckpt", content)
+        write_signed(self.path / "last.ckpt", content)
+
+    def checkpoint(self) -> Line | None:
+        """Return the content of the checkpoint; ``None`` if there is none or it is damaged."""
+        path = self.path / "last.ckpt"
         try:
-            save(new)
-            _sync(new)
-            digest = _digest(new)
-            _sign(new, digest)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
-        self._promote(new, digest)
-
-    def _finish_moves(self, new: Path) -> None:
-        """Do what a kill has left undone, before the checksum of the new checkpoint is written over."""
-        if digest := self._signed(new):
-            self._promote(new, digest)
-            return
-        paths = [self.path / name for name in ("previous.ckpt", "last.ckpt")]
-        for path, found in [(path, self._signed(path)) for path in paths]:
-            if found:
-                _sign(path, found)
-
-    def _promote(self, new: Path, digest: str) -> None:
-        """Make a whole and signed checkpoint the last one.
-
-        The last one before becomes the previous one if it is whole, otherwise that stays. All checksums on record count
-        for all checkpoints (`_signed`), so at every moment each that is whole has its own somewhere.
-        """
-        last, previous = self.path / "last.ckpt", self.path / "previous.ckpt"
-        if before := self._signed(last):
-            os.replace(last, previous)
-        else:
-            before = self._signed(previous)
-        os.replace(new, last)
-        if before:
-            _sign(previous, before)
-        _sign(last, digest)
-        _sidecar(new).unlink()
-
-    def checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole; ``None`` if there is none."""
-        return next((path for name in _CHECKPOINTS if self._signed(path := self.path / name)), None)
-
-    @property
-    def damaged(self) -> list[str]:
-        """Which of the last two checkpoints are there and not whole."""
-        paths = [self.path / name for name in _CHECKPOINTS[1:]]
-        return [path.name for path in paths if path.exists() and not self._signed(path)]
-
-    def _signed(self, path: Path) -> str | None:
-        """The checksum of a checkpoint if it is on record, beside it or beside another one; otherwise ``None``."""
-        sidecars = self.path.glob("*.ckpt.sha256")
-        known = {word for each in sidecars for word in each.read_text(encoding="utf-8", errors="replace").split()}
-        digest = _digest(path) if path.exists() else ""
-        return digest if digest in known else None
+            return read_signed(path) if path.exists() else None
+        except RunFolderError:
+            return None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training in this folder.
+        """Keep other processes from training in this folder, and remove files that a kill has left half written.
 
         Raises:
             BusyRunError: If another one does.
@@ -178,16 +186,19 @@ class RunFolder:
         if (lock := take_lock(self.path / "run.lock", patience=0.5)) is None:
             raise BusyRunError(f"another process trains in {self.path}")
         try:
+            for name in ("last.ckpt", "best.ckpt", "epoch-*.ckpt", *LOGS):
+                for path in self.path.glob(f".{name}.*.new"):
+                    path.unlink()
             yield
         finally:
             lock.release()
 
 
 def take_lock(path: Path, *, patience: float = 0) -> BaseFileLock | None:
-    """The lock that a file is, until it is released or this process ends; ``None`` if another one has it.
+    """Return the lock that a file is, until it is released or this process ends; ``None`` if another one has it.
 
     Args:
-        path: The file; made if it is not there, and without meaning of its own.
+        path: The file; made if it is not there, and always empty.
         patience: Seconds to wait: somebody may just be looking whether the lock is held.
     """
     from filelock import FileLock, Timeout
@@ -219,51 +230,99 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file by new content, all of it or none.
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that takes a path's place when it is written and on the disk; an error leaves all as it was.
 
     Raises:
-        OSError: If what is at the path is no regular file.
+        OSError: If the path is something else than a regular file.
     """
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is no regular file: it is not replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)  # of a process that was killed, or a link that waits for us
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)  # which follows no link
     try:
-        with open(new, "xb") as file:  # which follows no link
-            file.write(content)
-        _sync(new)
+        with os.fdopen(os.open(new, flags, 0o666), "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
-    os.replace(new, path)
 
 
-def _sync(path: Path) -> None:
-    """Have the file's content on the disk before its name."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file by new content, all of it or none; errors are as of `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
 
 
-def _sidecar(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
+class _Hashed:
+    """A file that is written to, its SHA-256, and its first error, which torch replaces by one of its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            self.file.write(data)
+        except OSError as err:
+            self.error = self.error or err
+            raise
+        self.digest.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
-def _sign(path: Path, digest: str) -> None:
-    write_whole(_sidecar(path), f"{digest}  {path.name}\n".encode())
+def write_signed(path: Path, content: Any) -> None:
+    """Replace a file by tensors and plain values in torch's format, with their checksum as the archive's comment.
+
+    Raises:
+        OSError: If the disk does not take it.
+    """
+    import torch
+
+    with replacing(path) as file:
+        hashed: Any = _Hashed(file)
+        try:
+            torch.save(content, hashed)
+        except Exception as err:
+            raise (hashed.error or err) from None
+        file.seek(-2, os.SEEK_END)  # the length of the comment, 0 until now
+        file.write(_comment(hashed.digest.hexdigest()))
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def read_signed(path: Path) -> Any:
+    """Return the tensors, on the CPU, and values of a signed file.
+
+    Raises:
+        RunFolderError: If it is damaged.
+    """
+    import torch
+
+    content = _read_bytes(path)
+    digest = hashlib.sha256(memoryview(content)[: -_COMMENT_SIZE - 2])
+    digest.update(b"\0\0")
+    if content[-_COMMENT_SIZE - 2 :] != _comment(digest.hexdigest()):
+        raise RunFolderError(f"{path}: damaged, its checksum is another")
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def _write_json(path: Path, content: Line) -> None:
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+def _comment(digest: str) -> bytes:
+    return _COMMENT_SIZE.to_bytes(2, "little") + _MARK + digest.encode()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _json(content: Line) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def _read_json(path: Path) -> Line | None:
@@ -276,31 +335,26 @@ def _read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _read_lines(path: Path) -> list[Line]:
-    return [line for _, line in _read_texts(path)] if path.exists() else []
-
-
-def _read_texts(path: Path) -> list[tuple[bytes, Line]]:
-    """The lines of a log, as written and as read; one that was cut off when the process was killed is left out.
+def _lines(content: bytes, path: Path) -> list[Line]:
+    """Return the lines of a log, without one that was cut off when the process was killed.
 
     Raises:
-        RunFolderError: If a line is damaged or has no epoch; it tells which.
+        RunFolderError: If a line is damaged or has no epoch; it names the line.
     """
-    whole, _, _ = _read_bytes(path).rpartition(b"\n")
     found = []
-    for number, text in enumerate(whole.splitlines(), 1):
+    for number, text in enumerate(content.rpartition(b"\n")[0].splitlines(), 1):
         line = _parse(text, where := f"{path}, line {number}")
         if not isinstance(line.get("epoch"), int):
             raise RunFolderError(f"{where}: must have an epoch, got {str(line)[:80]}")
-        found.append((text, line))
+        found.append(line)
     return found
 
 
 def _parse(text: bytes, where: str) -> Line:
-    """A JSON object.
+    """Return a JSON object.
 
     Raises:
-        RunFolderError: If it is damaged or something else; it tells where.
+        RunFolderError: If it is damaged or something else; it says where.
     """
     try:
         content = json.loads(text.decode())

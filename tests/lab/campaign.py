@@ -25,6 +25,7 @@ from tests.lab.cut import resumed_after
 
 SETTINGS = {
     "device": "cpu", "precision": "32-true", "threads": 1, "cache": None, "log_every": 50, "tensorboard": False,
+    "checkpoint_every": 0,
 }  # fmt: skip
 EPOCHS = 30
 SMALL = {"dataset": "digits", "model": "mlp", "width": 0.25, "limit": 300}

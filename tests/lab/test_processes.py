@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tempbalance.lab.executors.local import Pool
 from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.jobs import Job
 from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder
 
@@ -16,25 +19,7 @@ pytestmark = pytest.mark.slow
 
 OPTIONS = {"dataset": "digits", "model": "mlp", "width": 0.25, "method": "tb+snr", "epochs": 3, "limit": 201}
 RECIPE = {**OPTIONS, "batch_size": 50}  # the last batch has one image, fewer than there are processes
-
-SCRIPT = """
-from pathlib import Path
-from lightning.fabric.utilities import rank_zero_only
-from tempbalance.lab.recipe import make_recipe, read_recipe
-from tempbalance.lab.runs import Recorder
-from tempbalance.lab.train import train
-from tempbalance.runlog import RunFolder
-
-write = RunFolder.write_result
-RunFolder.write_result = lambda run, result: print("result", flush=True) or write(run, result)
-
-recipe = make_recipe(read_recipe(Path("recipe.yaml")))
-found = []
-finish = Recorder.finish
-Recorder.finish = lambda self, result: found.append(result["test_accuracy"]) or finish(self, result)
-train(recipe, Path("run"), device="cpu", devices=2)
-print(f"rank {rank_zero_only.rank}: {found[0]!r}", flush=True)
-"""
+SETTINGS = {"device": "cpu", "devices": 2, "precision": "32-true", "threads": 1, "cache": None, "log_every": 10}
 
 
 def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -45,27 +30,59 @@ def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_processes_train_as_one_does_and_one_of_them_tells(tmp_path):
-    (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
-    (tmp_path / "script.py").write_text(SCRIPT)
-    both = python("script.py", cwd=tmp_path)
+    (tmp_path / "recipe.yaml").write_text(json.dumps({**RECIPE, "stop_after": 2}))
+    command = ("-m", "tempbalance.cli", "train", "--recipe", "recipe.yaml", "--out", "run")
+    both = python(*command, "--device", "cpu", "--devices", "2", cwd=tmp_path)
     assert both.returncode == 0, both.stderr
+    assert both.stdout.count("test accuracy") == 1
+    assert both.stderr.count("epoch 2 of 2: train loss") == 1
     run = RunFolder(tmp_path / "run")
-    accuracy = run.result["test_accuracy"]
-    assert sorted(both.stdout.splitlines()) == [f"rank 0: {accuracy}", f"rank 1: {accuracy}", "result"]
-    before = run.metrics
-    assert [line["epoch"] for line in before] == [1, 2, 3]
     assert run.recipe["devices"] == 2
 
-    (run.path / "result.json").unlink()
-    (run.path / "last.ckpt").unlink()
-    command = ("-m", "tempbalance.cli", "train", "--recipe", "recipe.yaml", "--out", "run")
-    resumed = python(*command, "--device", "cpu", "--devices", "2", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert run.metrics == before
-    assert resumed.stderr.count("going on after epoch 2") == resumed.stderr.count("epoch 3 of 3: train loss") == 1
-    assert "epoch 2 of 3: train loss" not in resumed.stderr
-    assert resumed.stdout.count("test accuracy") == 1
-
-    train(ImageRecipe.from_dict(RECIPE), tmp_path / "alone", device="cpu")
-    for ours, theirs in zip(before, RunFolder(tmp_path / "alone").metrics, strict=True):
+    train(ImageRecipe.from_dict({**RECIPE, "stop_after": 2}), tmp_path / "alone", device="cpu")
+    for ours, theirs in zip(run.metrics, RunFolder(tmp_path / "alone").metrics, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_a_run_on_two_devices_goes_on_after_a_kill_from_a_sweep_that_waits_on_its_input(tmp_path):
+    whole = Job(ImageRecipe.from_dict(RECIPE), tmp_path / "whole")
+    killed = Job(ImageRecipe.from_dict({**RECIPE, "seed": 43}), tmp_path / "killed")
+    for job, kill_at in ((whole, None), (killed, 1), (killed, None)):
+        job.ask()
+        pool = Pool(1, {**SETTINGS, "checkpoint_every": 0})
+        try:
+            pool.start(job)
+            deadline = time.monotonic() + 200
+            while not (ended := pool.ended()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+                if kill_at is not None and (job.folder / "last.ckpt").exists():
+                    pool._workers[0]._process.kill()
+                    kill_at = None
+        finally:
+            pool.close()
+        assert [each.state for each in ended] in (["done"], ["died"]), ended
+    assert whole.run.result["test_accuracy"] == killed.run.result["test_accuracy"]
+    assert (whole.folder / "metrics.jsonl").read_bytes() == (killed.folder / "metrics.jsonl").read_bytes()
+    assert others() == []
+
+
+def others() -> list[str]:
+    """Processes of runs on several devices that are still there, other than those that are just ending."""
+    deadline = time.monotonic() + 20
+    while found := [text for text in _commands() if "tempbalance.lab.train" in text]:
+        if time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+    return []
+
+
+def _commands() -> list[str]:
+    mine = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (path / "environ").read_bytes()
+            if b"PYTEST_CURRENT_TEST=tests/lab/test_processes.py" in environment:
+                mine.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return mine

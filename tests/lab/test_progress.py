@@ -49,15 +49,12 @@ def test_the_time_left_is_that_of_like_runs_shared_among_those_at_a_time(tmp_pat
 
 
 def test_a_run_under_way_tells_its_time_by_its_files(tmp_path):
+    new = job(tmp_path, "new")
+    assert Times([new]).left([new]) == (0.0, 1)
     found = job(tmp_path, "run", finished=2)
-    assert Times([found]).left([found]) == (0.0, 1)
-    (found.folder / "last.ckpt").touch()
     os.utime(found.folder / "recipe.json", (1000, 1000))
-    os.utime(found.folder / "last.ckpt", (1030, 1030))
+    os.utime(found.folder / "metrics.jsonl", (1030, 1030))
     assert Times([found]).left([found]) == (15.0 * 8, 0)
-    (found.folder / "previous.ckpt").touch()
-    os.utime(found.folder / "previous.ckpt", (1020, 1020))  # the run was interrupted before
-    assert Times([found]).left([found]) == (10.0 * 8, 0)
 
 
 def test_counts_and_epochs_are_told(tmp_path):

@@ -19,7 +19,7 @@ from tempbalance.lab.options import Count
 from tempbalance.lab.recipe import BaseRecipe, Measure, find_kind, make_recipe, recipe_dict
 from tempbalance.lab.runs import Epoch, InterruptedRunError, OtherRunError, TrainingError, disk_needed
 from tempbalance.lab.train import Training, train_on_fabric
-from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
+from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError, read_signed
 from tests.cases import assert_carries, raises
 from tests.lab.cut import resumed_after
 
@@ -78,14 +78,21 @@ def walks(monkeypatch):
     monkeypatch.setattr(recipes, "find_kind", lambda name: Walk if name == "walk" else find_kind(name))
 
 
-def walk(folder: Path, said: list[str] | None = None, task: Walk | None = None, digest: str = "d", **stop):
+def walk(
+    folder: Path,
+    said: list[str] | None = None,
+    task: Walk | None = None,
+    digest: str = "d",
+    every: float = 0,
+    **stop,
+):
     kind = SimpleNamespace(
         load=lambda recipe, cache: SimpleNamespace(digest=lambda: digest),
         build=lambda recipe, data, fabric: stop.pop("of", Walking)(recipe, fabric, **stop),
     )
     console = Console(file=io.StringIO(), width=10_000)
     try:
-        return train_on_fabric(task or Walk(), folder, kind, device="cpu", console=console)
+        return train_on_fabric(task or Walk(), folder, kind, device="cpu", console=console, checkpoint_every=every)
     finally:
         (said if said is not None else []).extend(console.file.getvalue().splitlines())
 
@@ -145,15 +152,69 @@ def test_a_folder_of_another_recipe_other_data_or_another_kind_is_refused(tmp_pa
         walk(tmp_path / "images")
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+def test_a_run_whose_checkpoint_is_damaged_starts_again(tmp_path):
     walk(tmp_path / "whole")
     with pytest.raises(InterruptedRunError):
         walk(tmp_path / "hurt", stop_at=4)
     (tmp_path / "hurt" / "last.ckpt").write_bytes(b"dust")
     said: list[str] = []
     walk(tmp_path / "hurt", said)
-    assert resumed_after(said[0]) == [2]
+    assert_carries(said[0], "last.ckpt", tmp_path / "hurt")
     assert content(tmp_path / "whole") == content(tmp_path / "hurt")
+
+
+def test_checkpoints_are_written_by_time_and_at_the_end(tmp_path, monkeypatch):
+    walk(tmp_path / "whole")
+    saved, now = [], iter(range(0, 10_000, 100))
+    save = RunFolder.save_checkpoint
+    monkeypatch.setattr("tempbalance.lab.runs.time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(
+        RunFolder,
+        "save_checkpoint",
+        lambda self, state, **keep: saved.append(state["epoch"]) or save(self, state, **keep),
+    )
+    with raises(InterruptedRunError, "epoch 7", "6 of 9"):
+        walk(tmp_path / "run", task=Walk(length=9), every=150, stop_at=7)
+    assert saved == [2, 4, 6]  # every second epoch, each of 100 seconds
+    walk(tmp_path / "run", task=Walk(length=9), every=1e9)
+    assert saved == [2, 4, 6, 9, 9]  # the last time without the optimizer's state
+    assert RunFolder(tmp_path / "run").metrics[:4] == RunFolder(tmp_path / "whole").metrics
+
+
+def test_a_complete_run_has_its_weights_and_no_state_of_the_optimizer_unless_all_is_kept(tmp_path):
+    walk(tmp_path / "run")
+    last = RunFolder(tmp_path / "run").checkpoint()
+    assert {"network", "metrics"} <= last["training"].keys()
+    assert "optimizer" not in last["training"]
+    best = read_signed(tmp_path / "run" / "best.ckpt")
+    assert best.keys() == last["training"]["network"].keys()
+    (tmp_path / "run" / "result.json").unlink()
+    said: list[str] = []
+    walk(tmp_path / "run", said, stop_at=1)  # trains nothing
+    assert resumed_after(said[0]) == [4]
+    assert RunFolder(tmp_path / "run").result is not None
+
+
+def test_all_checkpoints_are_kept_on_demand(tmp_path):
+    kind = SimpleNamespace(
+        load=lambda recipe, cache: SimpleNamespace(digest=lambda: "d"),
+        build=lambda recipe, data, fabric: Walking(recipe, fabric),
+    )
+    train_on_fabric(Walk(), tmp_path, kind, device="cpu", checkpoint_every=0, keep_checkpoints=True)
+    assert [read_signed(tmp_path / f"epoch-{epoch}.ckpt")["epoch"] for epoch in range(1, 5)] == [1, 2, 3, 4]
+    assert "optimizer" in RunFolder(tmp_path).checkpoint()["training"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "layers.jsonl"])
+def test_a_run_does_not_go_on_from_a_log_that_was_changed(tmp_path, name):
+    with pytest.raises(InterruptedRunError):
+        walk(tmp_path, stop_at=4)
+    path = tmp_path / name
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0].replace(": 2.", ": 3.").replace(": 0.", ": 1."), *lines[1:]]))
+    assert path.read_text().splitlines(keepends=True) != lines
+    with raises(RunFolderError, path):
+        walk(tmp_path)
 
 
 def test_an_error_of_the_training_is_its_own_and_nothing_is_lost(tmp_path):

@@ -105,6 +105,7 @@ def test_numbers_too_large_to_draw_are_left_out(tmp_path):
     with (run.path / "layers.jsonl").open("a") as file:
         for layer in ("a", "b"):
             file.write(json.dumps({"epoch": 9, "layer": layer, "alpha": 10**400, "rate": 1e308}) + "\n")
+    run.write_result(run.result)
     assert [each.values for each in last_alphas(read_groups([run]))] == [()]
 
 
@@ -138,6 +139,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path):
     ):
         with (run.path / name).open("a") as file:
             file.write(line + "\n")
+    run.write_result(run.result)
     groups = read_groups([run])
     assert {each["epoch"] for each in curves(groups, "loss")} == {1}
     assert tracks(groups)[0].epochs == (0, 1)

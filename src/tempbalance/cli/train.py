@@ -116,6 +116,14 @@ _TensorBoard = Annotated[
     bool, typer.Option(help="Write TensorBoard logs into the folder of the run.", rich_help_panel=_LOGGING)
 ]
 
+_Speed = Annotated[
+    str, typer.Option(help="Any of channels_last, fused, compile, with commas between them.", rich_help_panel=_RUN)
+]
+_CheckpointEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.", rich_help_panel=_RUN)]
+_KeepCheckpoints = Annotated[
+    bool, typer.Option(help="Keep all checkpoints, and the optimizer's state at the end.", rich_help_panel=_RUN)
+]
+
 
 def train(
     ctx: typer.Context,
@@ -129,6 +137,9 @@ def train(
     threads: Annotated[_Number, typer.Option(min=1, help="Torch threads.", rich_help_panel=_RUN)] = None,
     log_every: _LogEvery = 10,
     tensorboard: _TensorBoard = False,
+    speed: _Speed = "",
+    checkpoint_every: _CheckpointEvery = 300.0,
+    keep_checkpoints: _KeepCheckpoints = False,
 ) -> None:
     """Train one recipe. The same command on the same folder resumes an interrupted run."""
     with answered("lab"), stoppable():
@@ -157,6 +168,9 @@ def train(
             devices=devices,
             num_nodes=num_nodes,
             precision=precision,
+            speed=[each for each in speed.split(",") if each],
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
         )
         if result is not None:
             value, time = chosen.measure.text(result[chosen.measure.name]), seconds_text(result["seconds"])

@@ -109,22 +109,21 @@ class BalancedTraining(Training[B]):
         rates = [float(rate) for rate in self.scheduler.get_last_lr()]
         started, balanced = time.monotonic(), sum(self.timings["balancing"])
         self.model.train()
-        losses = []
+        self.losses: list[float] = []
         for batch in self.batches(number):
-            losses.append(self.step(self.loss(batch)))
+            self.step(self.loss(batch))
             self.after_step()
+        self.losses += self.read_losses()
         self.timings["epoch"].append(time.monotonic() - started - (sum(self.timings["balancing"]) - balanced))
-        self.metrics = {"epoch": number, "lr_min": min(rates), "lr_max": max(rates)} | self.training_metrics(losses)
+        self.metrics = {"epoch": number, "lr_min": min(rates), "lr_max": max(rates)} | self.training_metrics(
+            self.losses
+        )
         self.model.eval()
         with torch.no_grad():
             self.metrics |= self.evaluate()
         self.after_epoch()
         layers = self.layer_lines(number) if self.recipe.scores_after(number) else ()
         return Epoch(self.metrics, layers, self.step_lines)
-
-    def scored_epochs(self, last: int) -> set[int]:
-        """Return the epochs up to ``last`` that have lines about the layers."""
-        return {each for each in range(last + 1) if self.scheduler.last_scores and self.recipe.scores_after(each)}
 
     def first_lines(self) -> list[Line]:
         """Return a line for each layer scored before training."""
@@ -134,8 +133,9 @@ class BalancedTraining(Training[B]):
         """Balance, and note the time.
 
         Raises:
-            TrainingError: If layers cannot be scored.
+            TrainingError: If a loss is not finite or layers cannot be scored.
         """
+        self.losses += self.read_losses()
         started = time.monotonic()
         self.advance(call)
         self.timings["balancing"].append(time.monotonic() - started)

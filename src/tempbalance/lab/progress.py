@@ -21,9 +21,6 @@ from tempbalance.lab.jobs import OUTPUT, Job
 from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.runlog import Line
 
-_WRITTEN = ("last.ckpt", "previous.ckpt", "recipe.json")  # after the last epoch, the one before, before the first
-
-
 _MOST_READ = 1_000_000  # bytes of a run's output that are searched for warnings
 _NARROW = 100  # columns of a terminal below which the learning rates are not shown
 
@@ -40,14 +37,17 @@ class RunProgress:
         console: Where to.
         recipe: What is trained.
         num_steps: Of the whole run.
+
+    Attributes:
+        is_hidden: Whether no bar is shown.
     """
 
     def __init__(self, console: Console, recipe: BaseRecipe, num_steps: int) -> None:
         self.console, self.recipe = console, recipe
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]},"))
         time_left = (TimeRemainingColumn(), TextColumn("left"))
-        is_hidden = not console.is_terminal
-        self._bar = Progress(*columns, *time_left, console=console, disable=is_hidden, transient=True)
+        self.is_hidden = not console.is_terminal
+        self._bar = Progress(*columns, *time_left, console=console, disable=self.is_hidden, transient=True)
         self._task = self._bar.add_task("", total=num_steps, status="")
         self._loss, self._metrics = "", Line()
 
@@ -60,7 +60,7 @@ class RunProgress:
 
     def step(self, number: int, loss: float | None) -> None:
         """Move the bar to a step; ``loss`` is ``None`` where it is not to be shown."""
-        if self._bar.disable:
+        if self.is_hidden:
             return
         self._loss = self._loss if loss is None else f"loss {loss:.3f}"
         epoch = min(self._metrics.get("epoch", 0) + 1, self.recipe.num_epochs)
@@ -128,11 +128,9 @@ class Times:
         if result is not None:
             self._found.setdefault(job.recipe.pace, []).append(result["seconds"] / job.recipe.num_epochs)
             return
-        times = [path.stat().st_mtime if (path := job.folder / name).exists() else None for name in _WRITTEN]
-        if times[0] is None or (before := times[1] or times[2]) is None:
-            return
-        num_epochs = 1 if times[1] is not None else job.num_finished
-        self._guessed[job.recipe.pace] = max(times[0] - before, 0) / max(1, num_epochs)
+        if num_finished := job.num_finished:
+            begun, now = ((job.folder / name).stat().st_mtime for name in ("recipe.json", "metrics.jsonl"))
+            self._guessed[job.recipe.pace] = max(now - begun, 0) / num_finished
 
     def left(self, jobs: Iterable[Job]) -> tuple[float, int]:
         """Seconds that unfinished jobs take one after the other, and how many of them are unlike any known."""

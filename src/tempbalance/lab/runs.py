@@ -5,15 +5,15 @@ The files are those of `tempbalance.runlog`.
 
 from __future__ import annotations
 
-import io
 import math
 import platform
+import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tempbalance.lab.methods import Method, find_method
 from tempbalance.lab.recipe import BaseRecipe, differences, make_recipe, recipe_dict, training_module
-from tempbalance.runlog import Line, RunFolder, RunFolderError, write_whole
+from tempbalance.runlog import Line, RunFolder, RunFolderError, read_signed, write_signed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,8 @@ _PACKAGES = ("tempbalance", "torch", "numpy", "lightning", "pytorch_optimizer")
 _PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # Lightning's short names
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _MOST_LISTED = 5  # epochs in a message
+_LARGE = ("optimizer", "file")  # parts of a state that a complete run does not need
+EVERY = 300.0  # seconds between checkpoints
 
 
 class TrainingError(Exception):
@@ -81,13 +83,21 @@ def full_precision(name: str) -> str:
     return _PRECISIONS.get(name, name)
 
 
-def check_run(run: RunFolder, recipe: BaseRecipe, *, precision: str | None = None, digest: str | None = None) -> None:
+def check_run(
+    run: RunFolder,
+    recipe: BaseRecipe,
+    *,
+    precision: str | None = None,
+    speed: Sequence[str] | None = None,
+    digest: str | None = None,
+) -> None:
     """Refuse a folder that holds a run of another recipe; one in which no epoch was finished is free for any.
 
     Args:
         run: The folder.
         recipe: The recipe asked for.
-        precision: Lightning's; ``None`` to compare none.
+        precision: Lightning's.
+        speed: Options of speed.
         digest: Checksum of the data. Nothing is compared that the folder or the caller does not know.
 
     Raises:
@@ -107,10 +117,10 @@ def check_run(run: RunFolder, recipe: BaseRecipe, *, precision: str | None = Non
         changed = differences(saved, recipe)
     else:
         changed = [f"kind: {saved.kind!r} in the folder, {recipe.kind!r} asked for"]
-    if precision is not None and (before := content.get("precision", full_precision(precision))) != full_precision(
-        precision
-    ):
-        changed.append(f"precision: {before!r} in the folder, {full_precision(precision)!r} asked for")
+    asked = {"precision": precision and full_precision(precision), "speed": None if speed is None else list(speed)}
+    for name, value in asked.items():
+        if value is not None and (before := content.get(name, value)) != value:
+            changed.append(f"{name}: {before!r} in the folder, {value!r} asked for")
     if digest is not None and content.get("data", digest) != digest:
         changed.append(f"data: the content of {recipe.dataset} has changed")
     if changed:
@@ -152,13 +162,10 @@ def load_weights(folder: Path | str, *, best: bool = False) -> dict[str, Tensor]
     Raises:
         RunFolderError: If there is no whole checkpoint.
     """
-    import torch
-
-    run = RunFolder(folder)
-    path = run.path / "best.ckpt" if best else run.checkpoint()
-    if path is None or not path.exists():
-        raise RunFolderError(f"{run.path}: must hold {'best.ckpt' if best else 'a whole last.ckpt'}, it does not")
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    path = Path(folder) / ("best.ckpt" if best else "last.ckpt")
+    if not path.exists():
+        raise RunFolderError(f"{folder}: must hold {path.name}, it does not")
+    content = read_signed(path)
     weights: dict[str, Tensor] = content if best else content["training"]["network"]
     return weights
 
@@ -226,40 +233,49 @@ class Recorder:
         recipe: What is trained.
         say: Is given sentences for a person.
         is_writer: Whether this process writes; the others of a distributed run only read.
+        every: Seconds between checkpoints; the last epoch always has one.
+        keep_checkpoints: Keep all checkpoints, and the optimizer's state of a complete run.
     """
 
     def __init__(
-        self, run: RunFolder, recipe: BaseRecipe, *, say: Callable[[str], None], is_writer: bool = True
+        self,
+        run: RunFolder,
+        recipe: BaseRecipe,
+        *,
+        say: Callable[[str], None],
+        is_writer: bool = True,
+        every: float = EVERY,
+        keep_checkpoints: bool = False,
     ) -> None:
         self.run, self.recipe, self.say, self.is_writer = run, recipe, say, is_writer
-        self.epoch, self.seconds = 0, 0.0
+        self.every, self.keep_checkpoints = every, keep_checkpoints
+        self.epoch, self.saved, self.seconds = 0, 0, 0.0
         self.best: Line = {}
+        self._best_weights: Any = None  # that are not written yet
+        self._last: Line = {}
+        self._saved_at = time.perf_counter()
         self._is_writing, self._is_stopped = False, False
 
     def resume(self) -> dict[str, Any] | None:
-        """Return the state in the newest whole checkpoint and cut the logs back to it; ``None`` to begin anew.
+        """Return the state in the checkpoint and cut the logs back to it; ``None`` to begin anew.
 
         Raises:
-            RunFolderError: If the log lacks a finished epoch.
+            RunFolderError: If a log lacks a finished epoch or was changed.
         """
-        import torch
-
-        checkpoint = self.run.checkpoint()
-        if checkpoint is None:
-            if self.run.damaged:
-                self.say(f"{' and '.join(self.run.damaged)} in {self.run.path} damaged: starting again")
+        content = self.run.checkpoint()
+        if content is None:
+            if (self.run.path / "last.ckpt").exists():
+                self.say(f"last.ckpt in {self.run.path} is damaged: starting again")
             return None
-        content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
         self.epoch, self.seconds, self.best = content["epoch"], content["seconds"], content["best"]
+        self.saved, self._last = self.epoch, content
         if missing := {*range(1, self.epoch + 1)} - {line["epoch"] for line in self.run.metrics}:
             raise RunFolderError(
                 f"{self.run.path / 'metrics.jsonl'}: must have a line for each of the {self.epoch} finished epochs, "
                 f"lacks {listed(missing)}: put it back, or remove the folder to start again"
             )
-        damaged = "last.ckpt is damaged: " if "last.ckpt" in self.run.damaged else ""
-        self.say(f"{damaged}going on after epoch {self.epoch} in {self.run.path}")
-        if self.is_writer:
-            self.run.rewind(self.epoch)
+        self.run.rewind(content["logs"], only_check=not self.is_writer)
+        self.say(f"going on after epoch {self.epoch} in {self.run.path}")
         state: dict[str, Any] = content["training"]
         return state
 
@@ -270,15 +286,19 @@ class Recorder:
             made_with: The rest of ``recipe.json``: ``data``, ``precision``, ``devices``.
             layers: Lines about the layers before training, with epoch 0.
             packages: Versions of more packages.
+
+        Raises:
+            TrainingError: If the disk does not take them.
         """
         if self.is_writer:
-            self.run.rewind(-1)
             noted = {"recipe": recipe_dict(self.recipe), "versions": {**versions(), **(packages or {})}}
-            self.run.write_recipe({**noted, **made_with})
-            self.run.append(layers=layers)
+            with self._writing("the recipe"):
+                self.run.rewind({})
+                self.run.write_recipe({**noted, **made_with})
+                self.run.append(layers=layers)
 
     def write(self, epoch: Epoch, state: Callable[[], dict[str, Any]], *, seconds: float, weights: Any = None) -> None:
-        """Write a finished epoch: logs, the best weights so far, and the checkpoint.
+        """Write a finished epoch to the logs; when it is time, write the checkpoint and the best weights so far too.
 
         Args:
             epoch: Its lines.
@@ -293,17 +313,40 @@ class Recorder:
         is_best = self._is_best(epoch.metrics)
         if not self.is_writer:
             return
+        is_due = self.epoch == self.recipe.num_epochs or time.perf_counter() - self._saved_at >= self.every
+        if is_best and weights is not None:
+            self._best_weights = weights if is_due else {name: each.clone() for name, each in weights.items()}
+        with self._writing(f"epoch {self.epoch}"):
+            self.run.append([epoch.metrics], epoch.layers, epoch.steps)
+            if is_due:
+                self._save(state())
+
+    def _save(self, state: dict[str, Any]) -> None:
+        if self._best_weights is not None:
+            write_signed(self.run.path / "best.ckpt", self._best_weights)
+            self._best_weights = None
+        self._last = {"epoch": self.epoch, "seconds": self.seconds, "best": self.best, "training": state}
+        self._last["logs"] = self.run.marks()
+        self.run.save_checkpoint(self._last, keep=self.keep_checkpoints)
+        self.saved, self._saved_at = self.epoch, time.perf_counter()
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Write all of something before a signal stops the run.
+
+        Raises:
+            TrainingError: If the disk does not take it; it names the folder and what is free on its disk.
+        """
         self._is_writing = True
         try:
-            self.run.append([epoch.metrics], epoch.layers, epoch.steps)
-            if is_best and weights is not None:
-                write_whole(self.run.path / "best.ckpt", _saved(weights))
-            content = {"epoch": self.epoch, "seconds": self.seconds, "best": self.best, "training": state()}
-            self.run.save_checkpoint(partial(save, content))
+            yield
         except OSError as err:
+            path = next(each for each in (self.run.path, *self.run.path.absolute().parents) if each.exists())
+            disk = shutil.disk_usage(path)
             raise TrainingError(
-                f"epoch {self.epoch} cannot be written to {self.run.path}: {err}; when it can, the same command goes "
-                f"on after epoch {self.epoch - 1}"
+                f"{what} cannot be written to {self.run.path}: {err.strerror or err} ({disk.free / 1e6:,.1f} MB of the "
+                f"disk's {disk.total / 1e6:,.1f} MB are free); when it can, the same command goes on "
+                + (f"after epoch {self.saved}" if self.saved else "from the beginning")
             ) from err
         finally:
             self._is_writing = False
@@ -319,12 +362,20 @@ class Recorder:
         return True
 
     def finish(self, result: Line) -> Line:
-        """Complete the run; its result gets the best epoch, the seconds and the number of epochs."""
+        """Complete the run; its result gets the best epoch, the seconds and the number of epochs.
+
+        Raises:
+            TrainingError: If the disk does not take it.
+        """
         name = f"best_{self.recipe.measure.name.removeprefix('test_')}"
         best = {name: self.best["value"], "best_epoch": self.best["epoch"]}
         result = {**result, **best, "seconds": self.seconds, "epochs": self.epoch}
         if self.is_writer:
-            self.run.write_result(result)
+            with self._writing("the result"):
+                self.run.write_result(result)
+                if not self.keep_checkpoints:
+                    small = {name: each for name, each in self._last["training"].items() if name not in _LARGE}
+                    self.run.save_checkpoint({**self._last, "training": small})
         return result
 
     @contextmanager
@@ -344,8 +395,8 @@ class Recorder:
             yield
         except KeyboardInterrupt as err:
             raise InterruptedRunError(
-                f"stopped with {len(self.run.metrics)} of {self.recipe.num_epochs} epochs finished and kept in "
-                f"{self.run.path}: the same command goes on from there"
+                f"stopped in epoch {self.epoch + 1} of {self.recipe.num_epochs} with {self.saved} of "
+                f"{self.recipe.num_epochs} epochs kept in {self.run.path}: the same command goes on from there"
             ) from err
         finally:
             for number, handler in before.items():
@@ -355,22 +406,6 @@ class Recorder:
         self._is_stopped = True
         if not self._is_writing:
             raise KeyboardInterrupt
-
-
-def save(content: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint; a file that torch opens itself would hide what the disk says."""
-    import torch
-
-    with path.open("wb") as file:
-        torch.save(content, file)
-
-
-def _saved(content: Any) -> bytes:
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
 
 
 def listed(epochs: set[int]) -> str:

@@ -285,8 +285,8 @@ class _Sweep:
         """Count deaths and failures that may pass, since the last finished epoch."""
         num_finished = job.num_finished
         number, since = self.deaths.get(job, (0, num_finished))
-        number = number + 1 if since == num_finished else 1
-        self.deaths[job] = (number, num_finished)
+        number = number + 1 if num_finished <= since else 1  # epochs since the checkpoint are trained again
+        self.deaths[job] = (number, max(since, num_finished))
         return number
 
     def _finish(self, job: Job, failure: str | None) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
+import subprocess
+import sys
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -20,9 +24,19 @@ from lightning.fabric import Fabric
 from rich.console import Console
 from torch import Tensor, nn
 
+from tempbalance.errors import unknown
 from tempbalance.lab.progress import RunProgress, say
-from tempbalance.lab.recipe import BaseRecipe, training_module
-from tempbalance.lab.runs import DivergedError, Epoch, Recorder, check_run, finished, full_precision, listed
+from tempbalance.lab.recipe import BaseRecipe, make_recipe, recipe_dict, training_module
+from tempbalance.lab.runs import (
+    EVERY,
+    DivergedError,
+    Epoch,
+    Recorder,
+    TrainingError,
+    check_run,
+    finished,
+    full_precision,
+)
 from tempbalance.runlog import Line, RunFolder
 
 R = TypeVar("R", bound=BaseRecipe)
@@ -42,7 +56,7 @@ class Training(ABC, Generic[R]):
         model: The network as Fabric runs it, for the forward pass.
         metrics: Of the latest epoch.
         iteration: How many steps have begun.
-        on_step: Called with the loss of each step.
+        on_step: Called with the loss of each step, which is on the device: to read it waits for the device.
     """
 
     def __init__(self, recipe: R, network: nn.Module, optimizer: torch.optim.Optimizer, fabric: Fabric) -> None:
@@ -51,7 +65,8 @@ class Training(ABC, Generic[R]):
         self._stepped: Any = fabric.setup_optimizers(optimizer)
         self.metrics: Line = {}
         self.number, self.iteration = 0, 0
-        self.on_step: Callable[[float], None] = lambda loss: None
+        self.on_step: Callable[[Tensor], None] = lambda loss: None
+        self._losses: list[Tensor] = []  # of the steps since they were read
 
     @property
     @abstractmethod
@@ -70,10 +85,6 @@ class Training(ABC, Generic[R]):
         """Return lines about the layers before the first epoch, with epoch 0."""
         return []
 
-    def scored_epochs(self, last: int) -> set[int]:
-        """Return the epochs up to ``last`` that have lines about the layers."""
-        return set()
-
     def result(self) -> Line:
         """Return the numbers of a complete run: those of its last epoch that the recipe's result has."""
         return {name: self.metrics[name] for name in self.recipe.result_names if name in self.metrics}
@@ -87,28 +98,49 @@ class Training(ABC, Generic[R]):
         return {**{name: part.state_dict() for name, part in self.stateful().items()}, "metrics": self.metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there; a complete run has no state of the optimizer."""
         for name, part in self.stateful().items():
-            part.load_state_dict(state[name])
+            if name in state:
+                part.load_state_dict(state[name])
         self.metrics = state["metrics"]
 
-    def step(self, loss: Tensor) -> float:
-        """Take a step of the optimizer; the loss of all processes.
+    def accelerate(self, speed: Sequence[str]) -> None:
+        """Use options of `SPEEDS`.
 
         Raises:
-            TrainingError: If it is not finite.
+            ValueError: If the optimizer has no fused form.
         """
+        if "channels_last" in speed:
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for group in self.optimizer.param_groups if "fused" in speed else ():
+            if "fused" not in group:
+                raise ValueError(f"speed: {type(self.optimizer).__name__} must have a fused form, it has none")
+            group.update(fused=True, foreach=False)
+        if "compile" in speed:
+            self.network.compile()
+
+    def step(self, loss: Tensor) -> None:
+        """Take a step of the optimizer without waiting for the device."""
         self.iteration += 1
-        value = self.finite(
-            "loss", float(self.reduced(loss.detach(), "mean"))
-        )  # of all processes, so that all of them stop
-        self.on_step(value)
+        self._losses.append(loss.detach())
+        self.on_step(self._losses[-1])
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.fabric.strategy.precision.unscale_gradients(self.optimizer)
         self.before_step()
         self._stepped.step()
-        return value
+
+    def read_losses(self) -> list[float]:
+        """Return the losses of the steps since the last call, over all processes; waits for the device.
+
+        Raises:
+            DivergedError: If one is not finite.
+        """
+        values = self.reduced(torch.stack(self._losses), "mean").tolist() if self._losses else []
+        self._losses = []
+        for number, value in enumerate(values, self.iteration - len(values) + 1):
+            self.finite("loss", value, iteration=number)
+        return values
 
     def before_step(self) -> None:
         """Look at the gradients, or change them."""
@@ -121,7 +153,7 @@ class Training(ABC, Generic[R]):
         assert isinstance(found, Tensor)
         return found
 
-    def finite(self, what: str, value: float) -> float:
+    def finite(self, what: str, value: float, *, iteration: int | None = None) -> float:
         """Return a number, if it is finite.
 
         Raises:
@@ -129,7 +161,7 @@ class Training(ABC, Generic[R]):
         """
         if math.isfinite(value):
             return value
-        where = f"the {what} is {value} in epoch {self.number}, iteration {self.iteration}"
+        where = f"the {what} is {value} in epoch {self.number}, iteration {iteration or self.iteration}"
         for group in self.optimizer.param_groups:
             if not all(bool(parameter.isfinite().all()) for parameter in group["params"]):
                 layer = group.get("layer", "the rest")
@@ -174,6 +206,9 @@ def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, 
     return train_on_fabric(recipe, folder, module, cache=cache, **settings)
 
 
+SPEEDS = ("channels_last", "fused", "compile")
+
+
 def train_on_fabric(
     recipe: BaseRecipe,
     folder: Path,
@@ -184,10 +219,13 @@ def train_on_fabric(
     devices: int = 1,
     num_nodes: int = 1,
     precision: str = "32-true",
+    speed: Sequence[str] = (),
     threads: int | None = None,
     cache: Path | None = None,
     log_every: int = 10,
     tensorboard: bool = False,
+    checkpoint_every: float = EVERY,
+    keep_checkpoints: bool = False,
 ) -> Line | None:
     """Train a recipe with Fabric; errors are as of `train`.
 
@@ -199,60 +237,77 @@ def train_on_fabric(
             `Training`.
         console: Where it says how it goes, warnings included; ``None`` for nowhere.
         device: Fabric's accelerator.
-        devices: How many a machine.
-        num_nodes: How many machines.
-        precision: Fabric's; a run goes on in the one it was started with.
+        devices: How many a machine. One process trains on each; this one starts the others.
+        num_nodes: How many machines; the same command is started on each, with Lightning's environment variables.
+        precision: Fabric's; bf16-mixed is autocast. A run goes on in the one it was started with.
+        speed: Some of `SPEEDS`, which move results by rounding errors: weights in channels_last order, torch's fused
+            optimizers, torch.compile. A run goes on with those it was started with.
         threads: How many torch may use; ``None`` for its own choice.
         cache: Where downloads are kept.
-        log_every: Steps between two readings of the loss.
+        log_every: Steps between two readings of the loss, where a terminal or TensorBoard shows it.
         tensorboard: Whether to write TensorBoard logs into the folder.
+        checkpoint_every: Seconds between checkpoints.
+        keep_checkpoints: Keep all checkpoints, and the optimizer's state of a complete run.
     """
+    if strange := [name for name in speed if name not in SPEEDS]:
+        raise ValueError(unknown("speed", strange[0], SPEEDS))
     run = RunFolder(folder)
-    check_run(run, recipe, precision=precision)
+    check_run(run, recipe, precision=precision, speed=speed)
     result, digest = finished(run, recipe), ""
     if result is None or recipe.has_own_data:
         data = kind.load(recipe, cache)
         digest = data.digest()
-        check_run(run, recipe, precision=precision, digest=digest)
+        check_run(run, recipe, digest=digest)
     if threads is not None:
         torch.set_num_threads(threads)
-    fabric = _fabric(recipe, folder if tensorboard else None, device, devices, num_nodes, precision)
-    is_first = fabric.is_global_zero
-    spoken = nullcontext() if console is None else _warnings_on(console if is_first else Console(quiet=True))
-    console = console if console is not None and is_first else Console(quiet=True)
-    tell = partial(say, console)
-    if result is not None:
-        tell(f"{folder} is complete already")
-        return result if is_first else None
-    if hasattr(kind, "check"):
-        kind.check(recipe, data, fabric.world_size)
-    recorder = Recorder(run, recipe, say=tell, is_writer=is_first)
-    with run.locked() if is_first else nullcontext(), spoken, recorder.stoppable():
+    settings = {"device": device, "devices": devices, "num_nodes": num_nodes, "precision": precision, "speed": [*speed]}
+    settings |= {"threads": threads, "cache": None if cache is None else str(cache)}
+    with ExitStack() as stack:
+        others = stack.enter_context(_ranks(devices))
+        fabric = _fabric(recipe, folder if tensorboard else None, device, devices, num_nodes, precision)
+        is_first = fabric.is_global_zero
+        spoken = nullcontext() if console is None else _warnings_on(console if is_first else Console(quiet=True))
+        console = console if console is not None and is_first else Console(quiet=True)
+        tell = partial(say, console)
+        if result is not None:
+            tell(f"{folder} is complete already")
+            return result if is_first else None
+        if hasattr(kind, "check"):
+            kind.check(recipe, data, fabric.world_size)
+        options: dict[str, Any] = {"every": checkpoint_every, "keep_checkpoints": keep_checkpoints}
+        recorder = Recorder(run, recipe, say=tell, is_writer=is_first, **options)
+        for each in (run.locked() if is_first else nullcontext(), spoken, recorder.stoppable()):
+            stack.enter_context(each)
         if is_first and (result := finished(run, recipe)) is not None:  # by the process that had the lock
             return result
-        with _launched(fabric):
-            training: Training[Any] = kind.build(recipe, data, fabric)
-            result = _loop(training, recorder, digest, RunProgress(console, recipe, training.num_steps), log_every)
+        others.start({"recipe": recipe_dict(recipe), "folder": str(folder.absolute()), "settings": settings})
+        fabric.launch()
+        training: Training[Any] = kind.build(recipe, data, fabric)
+        training.accelerate(speed)
+        made_with = {"data": digest, "precision": full_precision(precision), "devices": fabric.world_size}
+        made_with |= {"speed": [*speed]} if speed else {}
+        progress = RunProgress(console, recipe, training.num_steps)
+        result = _loop(training, recorder, made_with, progress, log_every)
     return result if is_first else None
 
 
-def _loop(training: Training[Any], recorder: Recorder, digest: str, progress: RunProgress, log_every: int) -> Line:
-    """Train from the newest checkpoint to the end, writing each epoch."""
+def _loop(training: Training[Any], recorder: Recorder, made_with: Line, progress: RunProgress, log_every: int) -> Line:
+    """Train from the checkpoint to the end, writing each epoch."""
     fabric = training.fabric
-    state = recorder.resume()
-    if state is None:
-        made_with = {"precision": full_precision(fabric.strategy.precision.precision), "devices": fabric.world_size}
-        recorder.begin({"data": digest, **made_with}, training.first_lines())
+    if (state := recorder.resume()) is None:
+        recorder.begin(made_with, training.first_lines())
     else:
         training.load_state_dict(state)
-        if missing := training.scored_epochs(recorder.epoch) - {line["epoch"] for line in recorder.run.layers}:
-            warnings.warn(f"{recorder.run.path / 'layers.jsonl'} lacks the epochs {listed(missing)}", stacklevel=4)
+    is_watched = bool(fabric.loggers) or not progress.is_hidden
 
-    def on_step(loss: float) -> None:
-        is_read = (training.iteration - 1) % log_every == 0
-        progress.step(training.iteration, loss if is_read else None)
-        if is_read and fabric.loggers:
-            fabric.log_dict({"loss": loss}, step=training.iteration - 1)
+    def on_step(loss: Tensor) -> None:
+        is_read = is_watched and (training.iteration - 1) % log_every == 0
+        value = float(loss) if is_read else None  # of this process alone
+        progress.step(training.iteration, value)
+        if value is not None:
+            fabric.log_dict({"loss": value}, step=training.iteration - 1)
+            if fabric.world_size == 1:
+                training.finite("loss", value)
 
     training.on_step = on_step
     with progress:
@@ -297,16 +352,81 @@ def _fabric(recipe: BaseRecipe, logs: Path | None, device: str, devices: int, nu
     return fabric
 
 
+_EXTERNAL = ("LOCAL_RANK", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID")  # somebody else has started all processes
+_PATIENCE = 30  # seconds for a process to end when this one has
+
+
+class _Ranks:
+    """The other processes of a run on this machine. Each ends when its input does, and so with this process.
+
+    Args:
+        number: How many.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, task: Line) -> None:
+        """Have each train the same run."""
+        for rank in range(1, self.number + 1):
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "LOCAL_RANK": str(rank)},
+                start_new_session=True,  # Ctrl-C is for the first process
+            )
+            self.processes.append(process)
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(task).encode() + b"\n")
+            process.stdin.flush()
+
+    def close(self, *, at_once: bool) -> None:
+        """Wait for their end, or end them."""
+        for process in self.processes:
+            if at_once:
+                process.kill()
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
 @contextmanager
-def _launched(fabric: Fabric) -> Iterator[None]:
-    """Start the other processes of a distributed run; they end with this one, however it ends."""
-    fabric.launch()
+def _ranks(devices: int) -> Iterator[_Ranks]:
+    """Make this process the first of a run on several devices, unless all of them are started from outside."""
+    if devices == 1 or any(name in os.environ for name in _EXTERNAL):
+        yield _Ranks(0)
+        return
+    from lightning.fabric.plugins.environments.lightning import find_free_network_port
+
+    ranks = _Ranks(devices - 1)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
+    added = {name: value for name, value in {**place, "LOCAL_RANK": "0"}.items() if name not in os.environ}
+    os.environ.update(added)
     try:
-        yield
+        yield ranks
     except BaseException:
-        for process in getattr(fabric.strategy.launcher, "procs", ()):
-            process.terminate()
+        ranks.close(at_once=True)
         raise
+    finally:
+        for name in added:
+            del os.environ[name]
+    ranks.close(at_once=False)
+
+
+def _main() -> None:
+    """Train as one of several processes what a line of the standard input asks for, as long as that is open."""
+    task = json.loads(sys.stdin.readline())
+    Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+    try:
+        train(make_recipe(task["recipe"]), Path(task["folder"]), **task["settings"])
+    except TrainingError:  # which the first process reports
+        sys.exit(1)
 
 
 @contextmanager
@@ -316,3 +436,7 @@ def _warnings_on(console: Console) -> Iterator[None]:
         warnings.filterwarnings("ignore", module="lightning")
         warnings.showwarning = lambda message, *_: say(console, f"warning: {message}")
         yield
+
+
+if __name__ == "__main__":
+    _main()

@@ -2,7 +2,9 @@ import pytest
 
 from tempbalance.lab.detection import recipe
 from tempbalance.lab.detection.recipe import DetectionRecipe
+from tempbalance.lab.points import PRESETS
 from tempbalance.lab.recipe import make_recipe, recipe_dict
+from tempbalance.lab.study import find_study
 from tests.cases import raises
 from tests.lab.detection.layout import make_voc
 
@@ -80,3 +82,9 @@ def test_what_to_install_is_said_where_ultralytics_is_missing(monkeypatch):
     monkeypatch.setattr(recipe, "find_spec", lambda name: None)
     with raises(ModuleNotFoundError, "pip install ultralytics", "AGPL"):
         DetectionRecipe().check_data()
+
+
+def test_the_papers_preset_trains_on_the_published_split():
+    recipes = [point.recipe(43) for point in find_study("detection").points(PRESETS["paper"])]
+    assert {(each.split, each.min_eigenvalues, each.tail) for each in recipes} == {("train", 64, "median_published")}
+    assert "2,501 + 4,952 images" in recipes[0].data_text

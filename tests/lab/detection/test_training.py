@@ -13,7 +13,7 @@ from tempbalance.lab.detection import training
 from tempbalance.lab.detection.recipe import DetectionRecipe
 from tempbalance.lab.runs import InterruptedRunError, OtherRunError, TrainingError
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
-from tests.cases import assert_carries, mlp, raises
+from tests.cases import mlp, raises
 from tests.lab.cut import resumed_after
 from tests.lab.detection.layout import annotation_xml, make_voc, object_xml
 from tests.lab.detection.stand_in import PACKAGE, FakeYolo
@@ -39,7 +39,11 @@ class Runs:
         console = Console(file=self.said, width=200)
         recipe = DetectionRecipe(**{**defaults, **options})
         return training.train_on_ultralytics(
-            recipe, self.folder, console=console, cache=self.cache, **{"device": "cpu", **settings}
+            recipe,
+            self.folder,
+            console=console,
+            cache=self.cache,
+            **{"device": "cpu", "checkpoint_every": 0, **settings},
         )
 
     @property
@@ -132,10 +136,10 @@ def test_a_run_that_was_killed_goes_on_after_its_last_epoch(runs, event):
 def test_a_kill_between_the_log_and_the_checkpoint_repeats_the_epoch_without_a_second_line(runs, monkeypatch):
     save = RunFolder.save_checkpoint
 
-    def kill_second(self, write):
+    def kill_second(self, content, **options):
         if len(self.metrics) == 2:
             raise Killed
-        save(self, write)
+        save(self, content, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "save_checkpoint", kill_second)
@@ -219,7 +223,7 @@ def test_what_ultralytics_would_pass_over_ends_the_run(runs, problem, carried):
 
 
 def test_a_full_disk_is_told_with_the_epoch(runs, monkeypatch):
-    def full(*_):
+    def full(*_, **options):
         raise OSError("no space left")
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", full)
@@ -255,11 +259,10 @@ def test_damaged_checkpoints_are_said_and_the_run_starts_again(runs):
     runs.stop("on_train_epoch_start", 2, kill)
     with pytest.raises(Killed):
         runs()
-    for name in ("last.ckpt", "previous.ckpt"):
-        (runs.folder / name).write_bytes(b"damaged")
+    (runs.folder / "last.ckpt").write_bytes(b"damaged")
     FakeYolo.stop_at = None
     runs()
-    assert_carries(runs.said.getvalue(), "last.ckpt", "previous.ckpt")
+    assert "last.ckpt" in runs.said.getvalue()
     assert not FakeYolo.trained[-1]["resume"]
     assert [line["epoch"] for line in runs.run.metrics] == [1, 2, 3]
 

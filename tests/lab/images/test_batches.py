@@ -94,7 +94,7 @@ def test_a_mean_or_deviation_that_does_not_fit_the_channels_is_refused(mean, std
 
 def epoch_of(images: Tensor, labels: Tensor, **options) -> tuple[Tensor, Tensor]:
     pairs = list(batches(images, labels, **{**OPTIONS, **options}))
-    return torch.cat([images for images, _ in pairs]), torch.cat([labels for _, labels in pairs])
+    return torch.cat([images for images, _, _ in pairs]), torch.cat([labels for _, labels, _ in pairs])
 
 
 def test_each_image_comes_once_an_epoch_with_its_own_label():
@@ -136,8 +136,22 @@ def test_the_last_batch_has_what_remains_and_is_joined_to_the_one_before_if_that
 ):
     images, labels = random_images(num_images, 1, 4, 4), torch.arange(num_images)
     found = list(batches(images, labels, **OPTIONS, least=least))
-    assert [len(each) for _, each in found] == sizes
-    assert sorted(torch.cat([each for _, each in found]).tolist()) == list(range(num_images))
+    assert [len(each) for _, each, _ in found] == [num for _, _, num in found] == sizes
+    assert sorted(torch.cat([each for _, each, _ in found]).tolist()) == list(range(num_images))
+
+
+def test_the_shares_of_two_processes_are_the_batches_of_one():
+    images, labels = random_images(21, 3, 8, 8), torch.arange(21)
+    options = {**OPTIONS, "mean": (0.5,) * 3, "std": (0.2,) * 3}
+    whole, even, odd = (
+        list(batches(images, labels, **options, share=share))
+        for share in (slice(None), slice(0, None, 2), slice(1, None, 2))
+    )
+    for (all_images, all_labels, num), *shares in zip(whole, even, odd, strict=True):
+        for rank, (part, part_labels, part_num) in enumerate(shares):
+            assert torch.equal(part, all_images[rank::2])
+            assert torch.equal(part_labels, all_labels[rank::2])
+            assert part_num == num == len(all_labels)
 
 
 @pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("seed", -1), ("epoch", -1)])

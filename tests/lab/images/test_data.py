@@ -1,5 +1,6 @@
 import gzip
 import io
+import os
 import pickle
 import struct
 import tarfile
@@ -239,6 +240,9 @@ def test_tiny_imagenet_is_read_from_its_zip_and_its_validation_images_get_the_an
     assert data.train_images[2, 1:].max() < 5
     assert torch.equal(data.train_images[1, 0], data.train_images[1, 2])
     assert (data.name, data.num_classes, data.crop, data.flip) == ("tiny_imagenet", 200, True, True)
+    (tmp_path / "tiny-imagenet-200.zip").unlink()  # the decoded images are enough
+    monkeypatch.setattr(data_module, "decode", None)
+    check(load_data("tiny_imagenet", cache=tmp_path), train, [0, 0, 1], test, [1, 0, 1])
 
 
 def test_digits_are_scaled_to_bytes_and_every_fifth_is_a_test_image():
@@ -314,6 +318,28 @@ def test_an_npz_with_a_wrong_array_is_refused_with_the_rule_and_the_value(tmp_pa
     path = write_npz(tmp_path, **{**npz_arrays(), name: value})
     with raises(ValueError, path, name, *carried):
         load_data(path)
+
+
+def test_an_npz_that_claims_more_than_any_memory_is_refused_in_one_line(tmp_path):
+    path = write_npz(tmp_path, **{name: each for name, each in npz_arrays().items() if name != "train_images"})
+    header = io.BytesIO()
+    shape = (2_000_000_000, 100, 100, 3)
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("train_images.npy", header.getvalue())
+    with raises(ValueError, path, "train_images"):
+        load_data(path)
+
+
+def test_a_pipe_as_dataset_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "own.npz")
+    with raises(ValueError, tmp_path / "own.npz"):
+        load_data(str(tmp_path / "own.npz"))
+    for split in ("train", "test"):
+        (tmp_path / "data" / split / "cat").mkdir(parents=True)
+        os.mkfifo(tmp_path / "data" / split / "cat" / "a.png")
+    with raises(ValueError, tmp_path / "data"):
+        load_data(str(tmp_path / "data"))
 
 
 def test_an_npz_without_an_array_is_refused(tmp_path):

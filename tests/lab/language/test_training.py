@@ -1,5 +1,4 @@
 import io
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -135,7 +134,7 @@ def test_a_run_writes_what_reports_read_and_says_when_it_is_complete(text: str, 
     assert {"epoch_seconds", "balancing_seconds"} <= set(result)
     assert {line["epoch"] for line in folder.layers} == {0, 1, 2, 3}
     assert set(folder.layers[0]) == {"epoch", "layer", "alpha", "score", "scale", "rate"}
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    assert RunFolder(tmp_path / "run").result == result
     assert train(task, tmp_path / "run", console=console, device="cpu") == result
     assert str(tmp_path / "run") in console.file.getvalue().replace("\n", "")  # type: ignore[attr-defined]
 

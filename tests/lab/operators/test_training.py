@@ -136,7 +136,7 @@ def test_a_loss_that_is_not_finite_ends_the_run():
     found = training(method="adam")
     with torch.no_grad():
         found.network.lift.bias.fill_(float("inf"))
-    with raises(TrainingError, "nan", "iteration 1", 0.002):
+    with raises(TrainingError, "nan", "iteration 1", "'lift'", "learning rate"):
         found.epoch(1)
 
 

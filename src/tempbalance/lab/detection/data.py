@@ -127,13 +127,19 @@ class ReadyData:
 
 
 def ready_data(
-    dataset: str, *, cache: Path | None = None, limit: int | None = None, test_limit: int | None = None
+    dataset: str,
+    *,
+    cache: Path | None = None,
+    split: str = "trainval",
+    limit: int | None = None,
+    test_limit: int | None = None,
 ) -> ReadyData:
     """Make data ready for ultralytics, in the cache folder, unless they are.
 
     Args:
         dataset: ``voc2007``, ``shapes``, or the path of a folder in VOC's layout.
         cache: The cache folder.
+        split: As of `read_voc`.
         limit: Keep only so many images for training.
         test_limit: Keep only so many for the test.
 
@@ -143,18 +149,19 @@ def ready_data(
     """
     folder = cache_folder(cache) / "detection"
     if dataset not in _KNOWN:
-        data = read_voc(Path(dataset).expanduser(), limit=limit, test_limit=test_limit)
+        data = read_voc(Path(dataset).expanduser(), split=split, limit=limit, test_limit=test_limit)
         digest = data.digest()
         target = folder / f"own-{digest[:16]}"
         with _alone(target):
             if not target.exists():
                 write_yolo(data, target, digest=digest)
         return ReadyData(target / DESCRIPTION, digest)
-    target = folder / "-".join([_KNOWN[dataset], *(str(each or "all") for each in (limit, test_limit))])
+    name = _KNOWN[dataset] if split == "trainval" else f"{_KNOWN[dataset]}-{split}"
+    target = folder / "-".join([name, *(str(each or "all") for each in (limit, test_limit))])
     with _alone(target):
         if not target.exists():
             with _source(dataset, target, cache) as source:
-                data = read_voc(source, limit=limit, test_limit=test_limit)
+                data = read_voc(source, split=split, limit=limit, test_limit=test_limit)
                 write_yolo(data, target, digest=data.digest())
     description = target / DESCRIPTION
     return ReadyData(description, json.loads(description.read_text(encoding="utf-8"))["digest"])

@@ -32,6 +32,7 @@ from tempbalance.report.text import shown
 
 # Known data, with the number of images for training and for the test; tests compare them with the loaders.
 NUM_IMAGES = {"voc2007": (5011, 4952), "shapes": (1000, 300)}
+_NUM_TRAIN = {"voc2007": (2501, 4952)}  # with the split train
 PRETRAINED = ("yolov8n",)
 
 MAP = Measure("test_map", "mAP", "%", "points")
@@ -81,6 +82,9 @@ class DetectionRecipe(ScoredRecipe):
     close_mosaic: Annotated[int, Field(ge=0, le=10**9, description="Number of last epochs without mosaic.")] = 10
     scale_range: ScaleRange = (0.6, 1.4)
     start: Start = 0
+    split: Annotated[
+        Literal["trainval", "train"], Field(description="Images to train on; the published code takes train.")
+    ] = "trainval"
     limit: Annotated[Count | None, Field(description="Train on at most this many images.")] = None
     test_limit: Annotated[Count | None, Field(description="Test on at most this many images.")] = None
 
@@ -98,9 +102,10 @@ class DetectionRecipe(ScoredRecipe):
     def data_text(self) -> str:
         """The data with the number of images."""
         if self.dataset in NUM_IMAGES:
+            counts = NUM_IMAGES[self.dataset] if self.split == "trainval" else _NUM_TRAIN.get(self.dataset, (0, 0))
             train, test = (
                 min(number, limit or number)
-                for number, limit in zip(NUM_IMAGES[self.dataset], (self.limit, self.test_limit), strict=True)
+                for number, limit in zip(counts, (self.limit, self.test_limit), strict=True)
             )
             return f"{pretty(self.dataset)}, {train:,} + {test:,} images"
         limits = {"for training": self.limit, "for the test": self.test_limit}
@@ -130,14 +135,14 @@ class DetectionRecipe(ScoredRecipe):
 
     def own_digest(self) -> str | None:
         """Return the checksum of a user's own images."""
-        return _digest(self.dataset, self.limit, self.test_limit) if self.has_own_data else None
+        return _digest(self.dataset, self.split, self.limit, self.test_limit) if self.has_own_data else None
 
 
 @lru_cache(maxsize=4)
-def _digest(dataset: str, limit: int | None, test_limit: int | None) -> str:
+def _digest(dataset: str, split: str, limit: int | None, test_limit: int | None) -> str:
     from tempbalance.lab.detection.voc import read_voc
 
-    return read_voc(Path(dataset).expanduser(), limit=limit, test_limit=test_limit).digest()
+    return read_voc(Path(dataset).expanduser(), split=split, limit=limit, test_limit=test_limit).digest()
 
 
 def check_installed() -> None:

@@ -27,7 +27,16 @@ from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.progress import epoch_text, say
-from tempbalance.lab.runs import DivergedError, Epoch, Recorder, TrainingError, check_run, finished, full_precision
+from tempbalance.lab.runs import (
+    EVERY,
+    DivergedError,
+    Epoch,
+    Recorder,
+    TrainingError,
+    check_run,
+    finished,
+    full_precision,
+)
 from tempbalance.runlog import Line, RunFolder, write_whole
 
 OWN_FILES = "ultralytics"
@@ -52,6 +61,8 @@ def train_on_ultralytics(
     precision: str = "32-true",
     threads: int | None = None,
     cache: Path | None = None,
+    checkpoint_every: float = EVERY,
+    keep_checkpoints: bool = False,
     **_: Any,
 ) -> Line:
     """Train a recipe to its end, from where the folder stands.
@@ -64,6 +75,8 @@ def train_on_ultralytics(
         precision: ``32-true``, ``16-mixed`` or ``bf16-mixed``.
         threads: Of torch; ``None`` for what ultralytics takes.
         cache: Where data and weights are kept.
+        checkpoint_every: Seconds between checkpoints.
+        keep_checkpoints: Keep all checkpoints.
 
     Returns:
         The run's result.
@@ -78,18 +91,19 @@ def train_on_ultralytics(
     """
     options = _settings(device, precision, threads)
     package, run = load_ultralytics(), RunFolder(folder)
-    data = ready_data(recipe.dataset, cache=cache, limit=recipe.limit, test_limit=recipe.test_limit)
+    data = ready_data(recipe.dataset, cache=cache, split=recipe.split, limit=recipe.limit, test_limit=recipe.test_limit)
     check_run(run, recipe, precision=precision, digest=data.digest)
-    recorder = Recorder(run, recipe, say=partial(say, console or Console(quiet=True)))
+    tell, kept = partial(say, console or Console(quiet=True)), keep_checkpoints
+    recorder = Recorder(run, recipe, say=tell, every=checkpoint_every, keep_checkpoints=kept)
     with run.locked(), recorder.stoppable():
         if (result := finished(run, recipe)) is not None:
             recorder.say(f"{folder} is complete already")
             return result
         state = recorder.resume()
-        checkpoint = None if state is None else folder / OWN_FILES / "weights" / "last.pt"
+        checkpoint = folder / OWN_FILES / "weights" / "last.pt" if state and "file" in state else None
         if state is not None and checkpoint is not None:
             write_whole(checkpoint, state["file"].numpy().tobytes())
-        else:
+        elif state is None:
             shutil.rmtree(folder / OWN_FILES, ignore_errors=True)
             made_with = {"data": data.digest, "precision": full_precision(precision)}
             recorder.begin(made_with, packages={OWN_FILES: package.__version__})

@@ -191,11 +191,14 @@ class VocData:
         return found.hexdigest()
 
 
-def read_voc(folder: Path, *, limit: int | None = None, test_limit: int | None = None) -> VocData:
+def read_voc(
+    folder: Path, *, split: str = "trainval", limit: int | None = None, test_limit: int | None = None
+) -> VocData:
     """Read what a folder in VOC's layout says.
 
     Args:
         folder: With ``Annotations``, ``ImageSets/Main`` and ``JPEGImages``, or with these in ``VOCdevkit/VOC2007``.
+        split: The set that is trained on, ``trainval`` or ``train``.
         limit: Keep only so many images for training, always the same, chosen from all over the set.
         test_limit: Likewise for the test.
 
@@ -204,14 +207,14 @@ def read_voc(folder: Path, *, limit: int | None = None, test_limit: int | None =
     """
     root = _find_root(folder)
     classes = _read_classes(root)
-    names = {split: _read_set(root, split) for split in ("trainval", "test")}
-    if both := sorted({*names["trainval"]} & {*names["test"]}):
-        raise ValueError(f"{root}: an image must be in trainval.txt or in test.txt, {both[0]!r} is in both")
-    chosen = {"train": _choose(names["trainval"], limit), "test": _choose(names["test"], test_limit)}
-    splits = {split: tuple(_read_image(root, name, classes) for name in each) for split, each in chosen.items()}
-    for split, images in splits.items():
+    names = {each: _read_set(root, each) for each in (split, "test")}
+    if both := sorted({*names[split]} & {*names["test"]}):
+        raise ValueError(f"{root}: an image must be in {split}.txt or in test.txt, {both[0]!r} is in both")
+    chosen = {"train": _choose(names[split], limit), "test": _choose(names["test"], test_limit)}
+    splits = {part: tuple(_read_image(root, name, classes) for name in each) for part, each in chosen.items()}
+    for part, images in splits.items():
         if not any(image.labels for image in images):
-            raise ValueError(f"{root}: the {split} images must have an object that is not difficult, got none")
+            raise ValueError(f"{root}: the {part} images must have an object that is not difficult, got none")
     return VocData(classes, splits)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tempbalance.lab.executors.local import Pool
 from tempbalance.lab.jobs import ASKED, FAILURE, Ended, Job, Settings
-from tempbalance.runlog import RunFolder, write_whole
+from tempbalance.runlog import write_whole
 
 Files = dict[str, bytes]
 
@@ -26,13 +26,10 @@ def pack(folder: Path) -> Files:
     """The files of a run, under way or not, as a kill at this moment could have left them.
 
     A run writes the logs before the checkpoint, and the result last. They are read the other way round: a result comes
-    with all that belongs to it, and the logs reach at least as far as the checkpoint. These two checkpoints have their
-    names only when they are whole; where the last one is just becoming the previous one, that is taken.
+    with all that belongs to it, and the logs reach at least as far as the checkpoint, which has its name only when it
+    is whole.
     """
-    files = _read(folder, "result.json")
-    for content in (_read(folder, "last.ckpt") or _read(folder, "previous.ckpt")).values():
-        files["last.ckpt"] = content
-    return files | _read(folder, *_LOGS)
+    return _read(folder, "result.json") | _read(folder, "last.ckpt") | _read(folder, *_LOGS)
 
 
 def _read(folder: Path, *names: str) -> Files:
@@ -45,17 +42,9 @@ def _read(folder: Path, *names: str) -> Files:
 
 def unpack(files: Files, folder: Path) -> None:
     """Write a run's files so that it can resume from them, whenever this process is killed."""
-    for name in _LOGS:
+    for name in (*_LOGS, "last.ckpt", "result.json"):
         if name in files:
             write_whole(folder / name, files[name])
-    if "last.ckpt" in files:
-        RunFolder(folder).save_checkpoint(lambda path: _write(path, files["last.ckpt"]))
-    if "result.json" in files:
-        write_whole(folder / "result.json", files["result.json"])
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 _PAUSE = 0.1  # seconds between two looks at the process that trains

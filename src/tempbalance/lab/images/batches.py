@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -10,28 +11,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+_ALL = slice(None)
 PAD = 4  # zeros on each side before a crop, as in the paper
 
 
-def augment(images: Tensor, *, crop: bool, flip: bool, generator: torch.Generator) -> Tensor:
+def augment(
+    images: Tensor, *, crop: bool, flip: bool, generator: torch.Generator, num: int | None = None, share: slice = _ALL
+) -> Tensor:
     """Crop and flip each image of a batch in its own way.
 
     Args:
         images: Shape ``(B, C, H, W)``, uint8.
         crop: Pad each side with four zeros and cut the original size out at a random place, one of 81.
         flip: Mirror left and right, one image in two.
-        generator: What offsets and flips are drawn from, in this order; it may be on another device than the images.
+        generator: What offsets and flips are drawn from, in this order, on the device of the images.
+        num: How many images offsets and flips are drawn for, if these are only a share of a batch.
+        share: Which of them these images are.
 
     Returns:
         A batch of the same shape, type and device.
     """
+    num = len(images) if num is None else num
     if crop:
-        offsets = torch.randint(2 * PAD + 1, (2, len(images)), generator=generator, device=generator.device)
-        top, left = offsets.to(images.device)
+        top, left = torch.randint(2 * PAD + 1, (2, num), generator=generator, device=images.device)[:, share]
         images = _crop(images, top, left)
     if flip:
-        flips = torch.randint(2, (len(images), 1, 1, 1), generator=generator, device=generator.device)
-        images = torch.where(flips.to(images.device).bool(), images.flip(3), images)
+        flips = torch.randint(2, (num, 1, 1, 1), generator=generator, device=images.device)[share]
+        images = torch.where(flips.bool(), images.flip(3), images)
     return images
 
 
@@ -57,8 +63,15 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     if len(mean) != num_channels or len(std) != num_channels or min(std) <= 0:
         raise ValueError(f"mean and std > 0 must have {num_channels} values, got {mean!r} and {std!r}")
     # (x / 255 - mean) / std
-    shift, scale = (255 * torch.tensor(each).to(images.device)[:, None, None] for each in (mean, std))
+    shift, scale = _constants(tuple(mean), tuple(std), images.device)
     return images.to(torch.float32, copy=True).sub_(shift).div_(scale)
+
+
+@lru_cache(maxsize=8)
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return 255 x mean and std on the device, where a constant made anew for each batch would have to be copied."""
+    shift, scale = (255 * torch.tensor(each).to(device)[:, None, None] for each in (mean, std))
+    return shift, scale
 
 
 def batches(
@@ -73,10 +86,12 @@ def batches(
     mean: Sequence[float],
     std: Sequence[float],
     least: int = 1,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The training batches of one epoch.
+    share: slice = _ALL,
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Return the training batches of one epoch, each as images, labels and the number of images of all shares.
 
-    Order, crops and flips follow from ``(seed, epoch)`` alone, on every device: the same call gives the same bits.
+    Order, crops and flips follow from ``(seed, epoch)`` and the type of the device, on which they are drawn: the same
+    call gives the same bits.
 
     Args:
         images: Shape ``(N, C, H, W)``, uint8.
@@ -89,6 +104,7 @@ def batches(
         mean: See `normalize`.
         std: See `normalize`.
         least: See `batch_bounds`.
+        share: Which images of each batch to give: one process' part.
 
     Raises:
         ValueError: If an option is out of its range or there is not one label an image.
@@ -99,14 +115,14 @@ def batches(
         if value < lowest:
             raise ValueError(f"{name} must be at least {lowest}, got {value!r}")
     state = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
-    generator = torch.Generator().manual_seed(int(state[0]))
-    order = torch.randperm(len(images), generator=generator).to(images.device)
+    generator = torch.Generator(images.device).manual_seed(int(state[0]))
+    order = torch.randperm(len(images), generator=generator, device=images.device)
 
-    def generate() -> Iterator[tuple[Tensor, Tensor]]:
+    def generate() -> Iterator[tuple[Tensor, Tensor, int]]:
         for start, end in batch_bounds(len(order), batch_size, least=least):
-            chosen = order[start:end]
-            batch = augment(images[chosen], crop=crop, flip=flip, generator=generator)
-            yield normalize(batch, mean, std), labels[chosen]
+            chosen, num = order[start:end][share], end - start
+            batch = augment(images[chosen], crop=crop, flip=flip, generator=generator, num=num, share=share)
+            yield normalize(batch, mean, std), labels[chosen], num
 
     return generate()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tempbalance.lab.download import fetch_data, read_archive, remote_data
+from tempbalance.lab.download import LOCK_TIMEOUT, cache_folder, fetch_data, read_archive, remote_data
 from tempbalance.lab.images.files import ARRAYS, Split, decode, load_folder, load_npz
 from tempbalance.lab.options import check_dataset
+from tempbalance.runlog import replacing
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 
@@ -244,8 +246,28 @@ def _read_svhn(path: Path) -> Split:
 
 
 def _load_tiny_imagenet(cache: Path | None) -> tuple[Split, Split]:
-    """Classes in the order of their names; the validation images, which are the test split, as annotated."""
-    (path,) = fetch_data("tiny_imagenet", cache=cache)
+    """Return the images, decoded once into an .npz file of the cache; with that, the archive is not needed."""
+    from filelock import FileLock
+
+    folder = cache_folder(cache)
+    decoded = folder / "tiny-imagenet-200.npz"
+    if not decoded.is_file():
+        (path,) = fetch_data("tiny_imagenet", cache=cache)
+        if not os.access(folder, os.W_OK):
+            return _decode_tiny_imagenet(path)
+        with FileLock(f"{decoded}.lock", timeout=LOCK_TIMEOUT):  # other processes wait for the one that decodes
+            if not decoded.is_file():
+                splits = _decode_tiny_imagenet(path)
+                with replacing(decoded) as target:
+                    arrays: dict[str, Any] = dict(zip(ARRAYS, (*splits[0], *splits[1]), strict=True))
+                    np.savez(target, **arrays)
+                return splits
+    train, test, _ = load_npz(decoded)
+    return train, test
+
+
+def _decode_tiny_imagenet(path: Path) -> tuple[Split, Split]:
+    """Return classes in the order of their names; the validation images are the test split, as annotated."""
     root = path.stem
     contents = read_archive(path, f"{root}/train/*.JPEG", f"{root}/val/*")
     annotations = contents.pop(f"{root}/val/val_annotations.txt").decode().splitlines()

@@ -80,7 +80,10 @@ def load_folder(folder: Path) -> tuple[Split, Split, int]:
 def _find_images(folder: Path) -> dict[str, list[Path]]:
     """The images of each class folder that has any, all in the order of names."""
     classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
-    found = {each.name: sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES) for each in classes}
+    found = {
+        each.name: sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+        for each in classes
+    }
     found = {name: paths for name, paths in found.items() if paths}
     if not found:
         raise ValueError(f"{folder}: must have class folders with images ({', '.join(SUFFIXES)}), found none")
@@ -135,7 +138,7 @@ def _count_classes(path: Path, train_labels: NDArray[np.int64], test_labels: NDA
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    if not zipfile.is_zipfile(path):
+    if not path.is_file() or not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: must be an .npz file")
     with np.load(path, allow_pickle=False) as file:
         if missing := [name for name in ARRAYS if name not in file]:
@@ -144,7 +147,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
         for name in ARRAYS:
             try:
                 arrays[name] = file[name]
-            except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as err:
+            except (ValueError, EOFError, OSError, MemoryError, zipfile.BadZipFile, zlib.error) as err:
                 raise ValueError(f"{path}: {name} cannot be read: {err}") from err
             if not isinstance(arrays[name], np.ndarray):
                 raise ValueError(f"{path}: {name} must be an array, got {type(arrays[name]).__name__}")

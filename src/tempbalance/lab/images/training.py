@@ -72,9 +72,9 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
     def batches(self, number: int) -> Iterator[Batch]:
         """Return the training images, shuffled and augmented anew each epoch."""
         self.iteration = (number - 1) * self._steps_an_epoch
-        self._sums = {stage: torch.zeros(3, dtype=torch.float64, device=self.fabric.device) for stage in _STAGES}
+        self._reset()
         data = self.data
-        shuffled = batches(
+        return batches(
             data.train_images,
             data.train_labels,
             batch_size=self.recipe.batch_size,
@@ -85,14 +85,18 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
             mean=data.mean,
             std=data.std,
             least=self._least,
+            share=self._share,
         )
-        return self._shares(shuffled)
 
-    def _shares(self, whole: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Batch]:
-        """Return this process' share of each batch."""
-        rank, world = self.fabric.global_rank, self.fabric.world_size
-        for images, labels in whole:
-            yield images[rank::world], labels[rank::world], len(labels)
+    @property
+    def _share(self) -> slice:
+        """The images of a batch that this process trains or tests on."""
+        return slice(self.fabric.global_rank, None, self.fabric.world_size)
+
+    def _reset(self) -> None:
+        """Begin the sums of an epoch: of the losses and of correct images, and the number of all images."""
+        self._sums = {stage: torch.zeros(2, dtype=torch.float64, device=self.fabric.device) for stage in _STAGES}
+        self._num_images = dict.fromkeys(_STAGES, 0)
 
     @property
     def _least(self) -> int:
@@ -112,7 +116,8 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
         outputs = self.model(images)
         loss = cross_entropy(outputs, labels, reduction="sum")
         num_correct = (outputs.detach().argmax(1) == labels).sum()
-        self._sums[stage] += torch.stack([loss.detach().double(), num_correct, num_correct.new_tensor(len(labels))])
+        self._sums[stage] += torch.stack([loss.detach().double(), num_correct])
+        self._num_images[stage] += num_images
         return loss * (self.fabric.world_size / num_images)
 
     def training_metrics(self, losses: list[float]) -> Line:
@@ -126,18 +131,16 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
             TrainingError: If the loss is not finite.
         """
         data = self.data
-        test = (
-            (normalize(data.test_images[start:end], data.mean, data.std), data.test_labels[start:end])
-            for start, end in self._bounds(len(data.test_images))
-        )
-        for batch in self._shares(test):
-            self._loss(batch, "test")
+        size = self.recipe.batch_size if self.fabric.device.type == "cpu" else max(self.recipe.batch_size, _EVALUATED)
+        for start, end in batch_bounds(len(data.test_images), size, least=self._least):
+            images, labels = data.test_images[start:end][self._share], data.test_labels[start:end][self._share]
+            self._loss((normalize(images, data.mean, data.std), labels, end - start), "test")
         return self._means("test")
 
     def _means(self, stage: str) -> Line:
         total = self.reduced(self._sums[stage], "sum").tolist()
-        loss = self.finite(f"{stage} loss", total[0] / total[2])
-        return {f"{stage}_loss": loss, f"{stage}_accuracy": 100 * total[1] / total[2]}
+        loss = self.finite(f"{stage} loss", total[0] / (num_images := self._num_images[stage]))
+        return {f"{stage}_loss": loss, f"{stage}_accuracy": 100 * total[1] / num_images}
 
     def before_step(self) -> None:
         """Note the gradients of the loss, then add those of the regulariser."""
@@ -189,6 +192,7 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
 
 
 _STAGES = ("train", "test")
+_EVALUATED = 1024  # test images at a time, but on the CPU, where larger batches are no faster
 
 
 def initial_network(recipe: ImageRecipe, data: ImageData) -> nn.Module:

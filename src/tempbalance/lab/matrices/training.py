@@ -104,7 +104,11 @@ class MatricesTraining(Training[MatricesRecipe]):
         self.number, self.iteration = number, (number - 1) * len(self.bounds)
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(_seed(self.recipe, number)))
         batches = [order[start:end].to(self.images.device) for start, end in self.bounds]
-        losses, penalties = zip(*(self._train_on(batch) for batch in batches), strict=True)
+        try:
+            found = [self._train_on(batch) for batch in batches]
+        finally:  # a penalty has no eigenvalues after a loss that is not finite
+            self.read_losses()
+        losses, penalties = torch.stack(found).T.tolist()
         self.metrics = {"epoch": number, "train_loss": fmean(losses), "test_accuracy": self._accuracy()}
         if self.recipe.is_regularized:
             self.metrics["penalty"] = fmean(penalties)
@@ -117,15 +121,15 @@ class MatricesTraining(Training[MatricesRecipe]):
         exponents = {f"{name}_exponent": value for name, value in self.metrics["exponents"].items()}
         return {**super().result(), "train_loss": self.metrics["train_loss"], **exponents}
 
-    def _train_on(self, batch: Tensor) -> tuple[float, float]:
-        """Take a step; the loss without the penalty, and the penalty."""
+    def _train_on(self, batch: Tensor) -> Tensor:
+        """Take a step; return the loss without the penalty, and the penalty."""
         hidden = self.hidden(self.images[batch])
         loss = cross_entropy(self.output(hidden), self.labels[batch])
         penalty = torch.zeros((), device=loss.device)
         if self.recipe.is_regularized:
             penalty = decay_penalty(covariance_eigenvalues(hidden), tau=self.recipe.tau)
         self.step(loss + self.recipe.beta * penalty)
-        return loss.item(), penalty.item()
+        return torch.stack([loss.detach(), penalty.detach()])
 
     @torch.no_grad()
     def _accuracy(self) -> float:

@@ -41,6 +41,7 @@ class OperatorTraining(IterationsTraining[OperatorRecipe]):
             tuple(torch.from_numpy(getattr(data, f"{part}_{name}")).to(fabric.device) for name in ("inputs", "targets"))
             for part in ("train", "test")
         )
+        self._pass = -1, torch.empty(0)  # its number and order
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed(recipe, _WEIGHTS))
             network = bare_network(recipe)
@@ -52,9 +53,10 @@ class OperatorTraining(IterationsTraining[OperatorRecipe]):
         """Return the solutions of an iteration; each is read once in a pass, in an order that the pass is drawn."""
         num_samples = len(self.train_pair[0])
         number, step = divmod(iteration, math.ceil(num_samples / self.recipe.batch_size))
-        generator = torch.Generator().manual_seed(_seed(self.recipe, _BATCHES, number))
-        chosen = torch.randperm(num_samples, generator=generator)[step * self.recipe.batch_size :]
-        return chosen[: self.recipe.batch_size].to(self.fabric.device)
+        if number != self._pass[0]:
+            generator = torch.Generator().manual_seed(_seed(self.recipe, _BATCHES, number))
+            self._pass = number, torch.randperm(num_samples, generator=generator).to(self.fabric.device)
+        return self._pass[1][step * self.recipe.batch_size :][: self.recipe.batch_size]
 
     def loss(self, batch: int) -> Tensor:
         """Return the mean relative error over the batch of an iteration."""

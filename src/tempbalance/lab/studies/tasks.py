@@ -105,7 +105,10 @@ def _detection_points(preset: Preset) -> list[Point]:
         options = {**point.options, "kind": "detection"}
         # the paper does not say which rate was the best
         found.append(replace(point, cell={**point.cell, **labels}, options=options, is_best=False))
-    return found if preset.is_paper else _first_points(found, preset, _DETECTION_SIZES)
+    if preset.is_paper:
+        published = {"split": "train", "min_eigenvalues": 64, "tail": "median_published"}
+        return [replace(point, options={**point.options, **published}) for point in found]
+    return _first_points(found, preset, _DETECTION_SIZES)
 
 
 _OPERATORS: dict[str, dict[str, Any]] = {
