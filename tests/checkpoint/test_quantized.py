@@ -164,7 +164,7 @@ def test_a_quantised_linear_layer_of_torch_has_its_weight_and_bias(tmp_path):
         ({"fc.qweight": torch.zeros(8, 8, dtype=torch.int32)}, None, ["quantization_config"]),
         ({"fc.qweight": torch.zeros(8, 8, dtype=torch.int32)}, {"quant_method": "gptq", "bits": 3}, ["'gptq'", 3]),
         ({"fc.qweight": torch.zeros(8, 8, dtype=torch.int32)}, {"quant_method": "awq", "bits": 4}, ["do not fit"]),
-        ({"fc.qweight": torch.zeros(8, 8, dtype=torch.int32)}, {"quant_method": [], "bits": 4}, ["list", 4]),
+        ({"fc.qweight": torch.zeros(8, 8, dtype=torch.int32)}, {"quant_method": [], "bits": 4}, ["[]", 4]),
         ({"fc.weight": torch.zeros(8, 8, dtype=torch.int8)}, None, ["int8", "scale"]),
         ({"fc.weight": torch.zeros(8, 8, dtype=torch.int8), "fc.SCB": torch.ones(3)}, None, ["SCB"]),
         ({"fc.weight": torch.zeros(8, 8, dtype=torch.int8), "fc.weight_scale": torch.ones(3)}, None, ["scales"]),

@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 import tempbalance.execution.budget
 import tempbalance.execution.distributed
 from tempbalance import Execution, Layer, TempBalance, TempBalanceError, param_groups
-from tempbalance.execution.budget import Budgeted, change, sample
+from tempbalance.execution.budget import Books, Budgeted, change, sample
 from tempbalance.integrations.logs import LayerLog, layer_scalars
 from tempbalance.spectral.matrices import cut_matrix
 from tests.cases import assert_carries, mlp, nested, raises
@@ -375,9 +376,9 @@ def test_a_state_goes_through_torchs_distributed_checkpoints(clock, tmp_path, st
 def budgeted_at(monkeypatch, *, now, last_call, last_elapsed, missing, budget=0.1):
     monkeypatch.setattr(tempbalance.execution.budget, "clock", lambda: 0.0)
     spent = budget * now + missing
-    state = {"elapsed": now, "spent": spent, "awaited": "3", "last_call": last_call, "last_elapsed": last_elapsed}
+    books = Books(elapsed=now, spent=spent, awaited="3", last_call=last_call, last_elapsed=last_elapsed)
     source = Budgeted(budget)
-    source.load(state)
+    source.load(asdict(books))
     return source
 
 

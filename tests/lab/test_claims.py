@@ -284,9 +284,9 @@ def logged(folder, name, lines):
         recipe = point.recipe(seed)
         run = RunFolder(folder / recipe.id)
         run.write_recipe({"recipe": {"log_steps": recipe.log_steps}})
-        run.write_result({"test_accuracy": 1.0, "best_accuracy": 1.0, "best_epoch": 1, "seconds": 1.0})
         place = {"layer": "layer4.0.conv2"}
         run.append(steps=[{**place, "epoch": step // 11 + 1, "step": step, **lines(step, noise)} for step in range(33)])
+        run.write_result({"test_accuracy": 1.0, "best_accuracy": 1.0, "best_epoch": 1, "seconds": 1.0})
     return {claim.statement: judged(claim, study.find(LAPTOP, [point], folder)).verdict for claim in study.claims}
 
 

@@ -20,7 +20,7 @@ def from_plain(kind: Any, value: Any, name: str) -> Any:
         return make(**{key: from_plain(hints[key], each, f"{name}.{key}") for key, each in value.items()})
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(from_plain(inside[0], each, name) for each in value)
-    if origin is Mapping and isinstance(value, Mapping):
+    if origin in (Mapping, dict) and isinstance(value, Mapping):
         return {key: from_plain(inside[1], each, f"{name}.{key}") for key, each in value.items()}
     if type(value) is kind or (kind is float and type(value) is int):
         return value
