@@ -275,6 +275,10 @@ def test_a_report_has_its_claims_and_one_page_has_all(tmp_path):
     assert names == sorted(names)
     assert len(names) == sum(len(study.claims) for study in all_studies().values())
     assert any("Not tested: Alpha correlates" in note for note in every.notes)
+    num_undecided = sum(row[1] == "undecided" for row in every.tables[0].rows)
+    num_holding = len(names) - num_undecided  # of the study that trains nothing
+    assert num_holding > 1
+    assert {*every.notes[0].removesuffix(".").split("; ")} == {f"{num_undecided} undecided", f"{num_holding} hold"}
 
 
 def logged(folder, name, lines):
@@ -284,9 +288,9 @@ def logged(folder, name, lines):
         recipe = point.recipe(seed)
         run = RunFolder(folder / recipe.id)
         run.write_recipe({"recipe": {"log_steps": recipe.log_steps}})
-        run.write_result({"test_accuracy": 1.0, "best_accuracy": 1.0, "best_epoch": 1, "seconds": 1.0})
         place = {"layer": "layer4.0.conv2"}
         run.append(steps=[{**place, "epoch": step // 11 + 1, "step": step, **lines(step, noise)} for step in range(33)])
+        run.write_result({"test_accuracy": 1.0, "best_accuracy": 1.0, "best_epoch": 1, "seconds": 1.0})
     return {claim.statement: judged(claim, study.find(LAPTOP, [point], folder)).verdict for claim in study.claims}
 
 

@@ -91,6 +91,8 @@ def epoch_text(recipe: BaseRecipe, metrics: Line) -> str:
         told.append(f"train accuracy {metrics['train_accuracy']:.2f} %")
     if (value := metrics.get(recipe.measure.name)) is not None:
         told.append(recipe.measure.text(value))
+    elif (value := metrics.get(recipe.measure.name.replace("test", "valid"))) is not None:
+        told.append(recipe.measure.text(value).replace("test", "validation", 1))
     if "lr_min" in metrics:
         told.append(f"learning rate {metrics['lr_min']:.3g} to {metrics['lr_max']:.3g}")
     return f"epoch {metrics['epoch']} of {recipe.num_epochs}: {', '.join(told)}"

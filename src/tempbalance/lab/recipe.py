@@ -96,7 +96,6 @@ class BaseRecipe(BaseModel):
         kind: Name of the kind of run; `find_kind` knows them all.
         measure: Number by which runs are judged.
         result_names: Numbers in the result of a complete run.
-        best_by: Metric that chooses the best epoch; empty for the measure itself.
         is_float32: Whether runs train in 32-true only.
         is_distributable: Whether several devices can train one run.
     """
@@ -106,7 +105,6 @@ class BaseRecipe(BaseModel):
     kind: ClassVar[str]
     measure: ClassVar[Measure]
     result_names: ClassVar[tuple[str, ...]]
-    best_by: ClassVar[str] = ""
     is_float32: ClassVar[bool] = False
     is_distributable: ClassVar[bool] = False
 
@@ -142,6 +140,11 @@ class BaseRecipe(BaseModel):
     def num_epochs(self) -> int:
         """Number of epochs; ``metrics.jsonl`` has a line for each."""
         raise NotImplementedError
+
+    @property
+    def best_by(self) -> str:
+        """Metric on validation data that chooses the best epoch; empty for the measure on the test set."""
+        return ""
 
     @property
     def unused(self) -> set[str]:

@@ -358,17 +358,20 @@ class Recorder:
         measure, by = self.recipe.measure, self.recipe.best_by or self.recipe.measure.name
         if self.best and measure.sign(metrics[by]) <= measure.sign(self.best["by"]):
             return False
-        self.best = {"epoch": metrics["epoch"], "by": metrics[by], "value": metrics[measure.name]}
+        self.best = {"epoch": metrics["epoch"], "by": metrics[by], "value": metrics.get(measure.name)}
         return True
 
     def finish(self, result: Line) -> Line:
         """Complete the run; its result gets the best epoch, the seconds and the number of epochs.
 
+        Args:
+            result: With the measure at the best epoch, if the metrics do not have it.
+
         Raises:
             TrainingError: If the disk does not take it.
         """
         name = f"best_{self.recipe.measure.name.removeprefix('test_')}"
-        best = {name: self.best["value"], "best_epoch": self.best["epoch"]}
+        best = {name: result.get(name, self.best["value"]), "best_epoch": self.best["epoch"]}
         result = {**result, **best, "seconds": self.seconds, "epochs": self.epoch}
         if self.is_writer:
             with self._writing("the result"):

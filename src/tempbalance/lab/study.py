@@ -178,8 +178,12 @@ def claims_report(preset: Preset, folder: Path) -> Report:
         if study.claims:
             findings = study.find(preset, study.points(preset), folder)
             rows += [[study.name, *tested.row] for tested in judge_claims(study.claims, findings)]
-    counts = Counter(row[1] for row in rows)
-    notes = ["; ".join(f"{number} {verdict}" for verdict, number in counts.items()) + "."]
+    counts = Counter(str(row[1]) for row in rows)
+    plural = {"holds": "hold", "does not hold": "do not hold"}
+    counted = [
+        f"{number} {verdict if number == 1 else plural.get(verdict, verdict)}" for verdict, number in counts.items()
+    ]
+    notes = ["; ".join(counted) + "."]
     notes += [f"Not tested: {each.says} {each.untested}" for each in paper_statements().values() if each.untested]
     table = claims_table(rows, is_paper=preset.is_paper, first=["study"])
     title, subtitle = "The paper's claims", f"preset {preset.name}: all studies, in {folder}"

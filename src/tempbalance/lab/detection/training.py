@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +27,7 @@ from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
 from tempbalance.lab.methods import find_method
 from tempbalance.lab.progress import epoch_text, say
+from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.lab.runs import (
     EVERY,
     DivergedError,
@@ -37,7 +38,7 @@ from tempbalance.lab.runs import (
     finished,
     full_precision,
 )
-from tempbalance.runlog import Line, RunFolder, write_whole
+from tempbalance.runlog import Line, RunFolder, read_signed, write_whole
 
 OWN_FILES = "ultralytics"
 _DEVICES = {"auto": "", "gpu": "", "cuda": "", "cpu": "cpu", "mps": "mps"}
@@ -110,6 +111,8 @@ def train_on_ultralytics(
         if recorder.epoch < recipe.num_epochs:
             callbacks = Callbacks(recorder, threads=threads)
             _train(package, recipe, data, callbacks, checkpoint, folder, options, cache)
+        if recipe.split == "train":
+            return recorder.finish(_test_last_and_best(package, recorder, data, folder, options))
         last = run.metrics[-1]
         return recorder.finish({name: last[name] for name in ("test_map", "test_map50")})
 
@@ -165,7 +168,7 @@ class Callbacks:
             )
 
     def on_model_save(self, trainer: Any) -> None:
-        """Write the epoch, which has been tested and saved by now.
+        """Write the epoch, which has been tested or validated, and saved, by now.
 
         Raises:
             TrainingError: If the disk does not take it.
@@ -173,10 +176,16 @@ class Callbacks:
         epoch = trainer.epoch + 1
         low, high = self._rates(trainer)
         metrics: Line = {"epoch": epoch, "lr_min": low, "lr_max": high, "train_loss": self._loss}
-        metrics |= {"test_map": 100 * float(trainer.metrics[_MAP]), "test_map50": 100 * float(trainer.metrics[_MAP50])}
+        weights = None
+        if self.recipe.split == "trainval":
+            metrics |= _precision("test", trainer.metrics)
+        else:
+            metrics |= _precision("valid", trainer.metrics)
+            metrics["valid_fitness"] = 0.9 * metrics["valid_map"] + 0.1 * metrics["valid_map50"]  # as published
+            weights = {"file": _as_tensor(trainer.last)}
         epoch_lines = Epoch(metrics, self._layer_lines(trainer))
         seconds, self._started = time.monotonic() - self._started, time.monotonic()
-        self.recorder.write(epoch_lines, lambda: {"file": _as_tensor(trainer.last)}, seconds=seconds)
+        self.recorder.write(epoch_lines, lambda: {"file": _as_tensor(trainer.last)}, seconds=seconds, weights=weights)
         self.recorder.say(epoch_text(self.recipe, metrics))
 
     def _rates(self, trainer: Any) -> tuple[float, float]:
@@ -200,6 +209,44 @@ class Callbacks:
                 line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
                 lines.append({**line, "rate": rates[id(weights[row.name])] * row.scale})
         return lines
+
+
+def _precision(part: str, metrics: Mapping[str, Any]) -> Line:
+    """Return ultralytics' precisions on a part of the images, in percent."""
+    return {f"{part}_map": 100 * float(metrics[_MAP]), f"{part}_map50": 100 * float(metrics[_MAP50])}
+
+
+def _test_last_and_best(
+    package: Any, recorder: Recorder, data: ReadyData, folder: Path, settings: dict[str, Any]
+) -> Line:
+    """Test the last checkpoint and the best one on the validation images, and return the numbers of both."""
+    weights = folder / OWN_FILES / "weights"
+    write_whole(weights / "best.pt", read_signed(folder / "best.ckpt")["file"].numpy().tobytes())
+    last, best = (
+        _precision("test", _test(package, recorder.recipe, data, weights / name, settings))
+        for name in ("last.pt", "best.pt")
+    )
+    valid = recorder.run.metrics[recorder.best["epoch"] - 1]
+    result = {**last, "best_map": best["test_map"], "best_map50": best["test_map50"]}
+    return {**result, "valid_map": valid["valid_map"], "valid_map50": valid["valid_map50"]}
+
+
+def _test(
+    package: Any, recipe: BaseRecipe, data: ReadyData, checkpoint: Path, settings: dict[str, Any]
+) -> Mapping[str, Any]:
+    """Have ultralytics test a checkpoint on the test images."""
+    assert isinstance(recipe, DetectionRecipe)
+    tested = package.YOLO(str(checkpoint), task="detect").val(
+        data=str(data.description),
+        split="test",
+        imgsz=recipe.image_size,
+        batch=recipe.batch_size,
+        save_dir=str((checkpoint.parent.parent / "test").resolve()),
+        plots=False,
+        **{name: settings[name] for name in ("device", "workers")},
+    )
+    found: Mapping[str, Any] = tested.results_dict
+    return found
 
 
 def _as_tensor(path: Path) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """Images in VOC's layout, read strictly and written as ultralytics reads them.
 
     Annotations/<name>.xml
-    ImageSets/Main/trainval.txt, test.txt    a name a line
+    ImageSets/Main/trainval.txt, test.txt    a name a line; or train.txt, val.txt, test.txt
     JPEGImages/<name>.jpg
     classes.txt                              a name a line, where the classes are not VOC's twenty
 
-Training takes trainval, the test takes test. Difficult objects are left out of both: of training as is usual, of the
-test because ultralytics' precision knows no objects that count neither as found nor as missed.
+Training takes trainval, or train with val for choosing a checkpoint; the test takes test. Difficult objects are
+skipped everywhere: in training as is usual, in the test because ultralytics' precision cannot ignore an object.
 
 An annotation is an XML file with the boxes of an image's objects. Nothing in one is carried out.
 """
@@ -21,6 +21,7 @@ import random
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import NoReturn
 from xml.etree import ElementTree
@@ -174,7 +175,7 @@ class VocData:
 
     Attributes:
         classes: Their names.
-        splits: The images of ``train`` and ``test``.
+        splits: The images of ``train``, of ``val`` if the training set is ``train``, and of ``test``.
     """
 
     classes: tuple[str, ...]
@@ -199,18 +200,21 @@ def read_voc(
     Args:
         folder: With ``Annotations``, ``ImageSets/Main`` and ``JPEGImages``, or with these in ``VOCdevkit/VOC2007``.
         split: The set that is trained on, ``trainval`` or ``train``.
-        limit: Keep only so many images for training, always the same, chosen from all over the set.
-        test_limit: Likewise for the test.
+        limit: Train on at most this many images, always the same, chosen from all over the set.
+        test_limit: The same for the images of ``val`` and for those of ``test``.
 
     Raises:
         ValueError: If anything is missing or not as it should be; it names the file, the rule and the value.
     """
     root = _find_root(folder)
     classes = _read_classes(root)
-    names = {each: _read_set(root, each) for each in (split, "test")}
-    if both := sorted({*names[split]} & {*names["test"]}):
-        raise ValueError(f"{root}: an image must be in {split}.txt or in test.txt, {both[0]!r} is in both")
-    chosen = {"train": _choose(names[split], limit), "test": _choose(names["test"], test_limit)}
+    sets = (split, "val", "test") if split == "train" else (split, "test")
+    names = {each: _read_set(root, each) for each in sets}
+    for one, other in combinations(sets, 2):
+        if both := sorted({*names[one]} & {*names[other]}):
+            raise ValueError(f"{root}: an image must be in {one}.txt or in {other}.txt, {both[0]!r} is in both")
+    chosen = {"train": _choose(names.pop(split), limit)}
+    chosen |= {part: _choose(each, test_limit) for part, each in names.items()}
     splits = {part: tuple(_read_image(root, name, classes) for name in each) for part, each in chosen.items()}
     for part, images in splits.items():
         if not any(image.labels for image in images):
@@ -320,7 +324,8 @@ def write_yolo(data: VocData, folder: Path, *, digest: str) -> Path:
                 shutil.copyfile(image.path, part / "images" / split / image.path.name)
                 label = part / "labels" / split / f"{image.path.stem}.txt"
                 label.write_text(image.labels, encoding="utf-8")
-        sets = {"train": "images/train", "val": "images/test", "test": "images/test"}
+        val = "val" if "val" in data.splits else "test"
+        sets = {"train": "images/train", "val": f"images/{val}", "test": "images/test"}
         description = {**sets, "names": list(data.classes), "digest": digest}
         (part / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")  # JSON is YAML
         os.rename(part, folder)
