@@ -12,7 +12,7 @@ import typer
 from tempbalance.cli.terminal import answered, messages, say, stoppable, wide_output
 
 if TYPE_CHECKING:
-    from tempbalance.bench.measure import Options, Tell
+    from tempbalance.bench.measure import Options, ShowProgress
     from tempbalance.bench.results import Results
 
 _Text = Optional[str]  # noqa: UP045
@@ -132,7 +132,7 @@ def _listed(text: str) -> list[str]:
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
+def _progress() -> Iterator[ShowProgress]:
     """A bar in a terminal; elsewhere a line for each network that is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -140,12 +140,12 @@ def _progress() -> Iterator[Tell]:
     with Progress(*columns, TextColumn("{task.description}"), console=messages, transient=True) as progress:
         task = progress.add_task("", total=None)
 
-        def tell(what: str, done: int, total: int) -> None:
+        def show(what: str, done: int, total: int) -> None:
             progress.update(task, description=what, completed=done, total=total)
             if done == total:
                 progress.console.print(f"measured: {what}", highlight=False)
 
-        yield tell
+        yield show
 
 
 def _show(results: Results, *, markdown: bool, figure: Path | None) -> None:

@@ -191,7 +191,7 @@ def disk_needed(recipe: BaseRecipe, *, keep_checkpoints: bool = False) -> DiskNe
     """
     build = getattr(import_module(training_module(recipe.kind)), "bare_network", None)
     if build is None:
-        return DiskNeeds(4 * _DETECTOR, 2 * _DETECTOR)
+        return DiskNeeds(6 * _DETECTOR, 3 * _DETECTOR)
     if (key := (recipe.kind, *recipe.pace)) not in _network_bytes:
         import torch
 
@@ -345,7 +345,7 @@ class Recorder:
             disk = shutil.disk_usage(path)
             raise TrainingError(
                 f"{what} cannot be written to {self.run.path}: {err.strerror or err} ({disk.free / 1e6:,.1f} MB of the "
-                f"disk's {disk.total / 1e6:,.1f} MB are free); when it can, the same command goes on "
+                f"disk's {disk.total / 1e6:,.1f} MB are free); once it can be written, the same command resumes "
                 + (f"after epoch {self.saved}" if self.saved else "from the beginning")
             ) from err
         finally:
@@ -399,7 +399,7 @@ class Recorder:
         except KeyboardInterrupt as err:
             raise InterruptedRunError(
                 f"stopped in epoch {self.epoch + 1} of {self.recipe.num_epochs} with {self.saved} of "
-                f"{self.recipe.num_epochs} epochs kept in {self.run.path}: the same command goes on from there"
+                f"{self.recipe.num_epochs} epochs kept in {self.run.path}: the same command resumes from there"
             ) from err
         finally:
             for number, handler in before.items():
