@@ -149,12 +149,12 @@ def allocate(
 ) -> None:
     """Allocate sparsity, bit widths or LoRA ranks to the layers of a checkpoint by alpha."""
     with answered():
-        from tempbalance.cli.allocate import tell_allocation
+        from tempbalance.cli.allocate import allocation_text
 
         shares = {"by": by, "more_where": more_where, "spread": spread, "lora_alpha": lora_alpha, "group_by": group_by}
         options = _scoring(ctx.params)
         typer.echo(
-            tell_allocation(checkpoint, target, shares=shares, options=options, form=form, out=out, console=messages)
+            allocation_text(checkpoint, target, shares=shares, options=options, form=form, out=out, console=messages)
         )
 
 

@@ -1,4 +1,4 @@
-"""The command ``bench``: what a balancing costs on this machine."""
+"""The command ``bench``: measure the cost of one balancing on this machine."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _listed(text: str) -> list[str]:
 
 @contextmanager
 def _progress() -> Iterator[ShowProgress]:
-    """A bar in a terminal; elsewhere a line for each network that is done."""
+    """Show a bar in a terminal, elsewhere a line for each finished measurement."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeElapsedColumn())

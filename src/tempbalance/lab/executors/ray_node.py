@@ -49,22 +49,22 @@ def unpack(files: Files, folder: Path) -> None:
 
 _PAUSE = 0.1  # seconds between two looks at the process that trains
 
-# Those of this process of Ray, by their settings. One that has loaded its libraries serves the next run too, and goes
-# with this process: at the end of the driver, or of the task if that has a GPU.
+# Pools of this Ray process by their settings, reused because loading the libraries is slow. They end with the process:
+# at the end of the driver, or of a task that has a GPU.
 _pools: dict[str, Pool] = {}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained.
+    """A run to train on a node.
 
     Attributes:
-        job: The run, with its folder on the machine that asks for it.
-        settings: Of the process that trains.
-        directory: Where relative paths start, on a node that has it.
-        files: Of the run as it stands if it is to be fetched; ``None`` where the folder is shared.
-        name: Of the folder on the node if it is to be fetched.
-        every: Seconds between two times that the files of a run under way are sent.
+        job: The run, with its folder on the driver's machine.
+        settings: Settings of the process that trains.
+        directory: Base of relative paths, on a node that has it.
+        files: Present files of a run that is fetched; ``None`` if the folder is shared.
+        name: Name of the folder on the node for a run that is fetched.
+        every: Seconds between transfers of the files of a running job.
     """
 
     job: Job
@@ -77,12 +77,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Part:
-    """What a node sends.
+    """Message of a node.
 
     Attributes:
-        node: Who sends it.
-        files: Of a run that is fetched.
-        ended: How the run's process has ended, with its folder on the node; ``None`` while it has not.
+        node: Name of the node.
+        files: Files of a run that is fetched.
+        ended: How the run's process ended, with its folder on the node; ``None`` while it runs.
     """
 
     node: str

@@ -17,7 +17,7 @@ Split = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (N, C, H, W) and l
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-MOST_GAPS = 10  # the largest label is below so many times the number of classes there are
+MOST_GAPS = 10  # the largest label is below this many times the number of classes with images
 
 
 def decode(files: Sequence[tuple[str, Path | io.BytesIO]]) -> tuple[NDArray[np.uint8], bool]:
@@ -99,7 +99,7 @@ def _read_classes(
 
 
 def load_npz(path: Path) -> tuple[Split, Split, int]:
-    """The four arrays of a file, checked.
+    """Load and check the four arrays of a file.
 
     Raises:
         ValueError: If the file is no ``.npz``, lacks an array, or one is not as `load_data` describes.

@@ -126,7 +126,7 @@ class ResNet(nn.Sequential):
 class VGG(nn.Sequential):
     """The network of Simonyan and Zisserman (2014) with BatchNorm and one linear layer.
 
-    A pool is left out where the side is already 1; an Identity in its place keeps the layers' names.
+    A pool is skipped if the side is already 1; an Identity in its place keeps the layers' names.
     """
 
     def __init__(self, depths: Sequence[int], *, num_classes: int, channels: int, size: Size, width: float) -> None:

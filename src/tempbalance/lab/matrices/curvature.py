@@ -251,7 +251,7 @@ class _Passes:
         self._seen = seen
 
     def outputs(self) -> Iterator[Tensor]:
-        """Those of each batch."""
+        """Yield the model's outputs for each batch."""
         for number, (inputs, _) in enumerate(self.batches()):
             outputs = self.model(inputs)
             if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(inputs):
