@@ -35,7 +35,7 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Train neural networks layer by layer at the temperature each layer needs."""
+    """Balance the learning rates of layers by the spectra of their weights, and diagnose checkpoints."""
 
 
 _Text = Optional[str]  # noqa: UP045

@@ -159,7 +159,7 @@ def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _load_digits(cache: Path | None) -> tuple[Split, Split]:
-    """Scikit-learn's 8 x 8 digits, 0..16 scaled to 0..255; every fifth image (index 4, 9, ...) is a test image.
+    """Load scikit-learn's 8 x 8 digits, 0..16 scaled to 0..255; every fifth image (index 4, 9, ...) is a test image.
 
     The split is fixed and not stratified.
     """
@@ -194,11 +194,7 @@ def _read_idx_files(paths: Sequence[Path]) -> tuple[Split, Split]:
 
 
 def _read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array in a compressed IDX file: 0, 0, 8 (bytes), the number of dimensions, each as big-endian int32, values.
-
-    Raises:
-        ValueError: If the file is anything else.
-    """
+    """Read a compressed IDX file: 0, 0, 8 (bytes), the number of dimensions, big-endian int32 sizes, values."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (gzip.BadGzipFile, EOFError, zlib.error) as err:

@@ -51,9 +51,9 @@ def decode(files: Sequence[tuple[str, Path | io.BytesIO]]) -> tuple[NDArray[np.u
 
 
 def load_folder(folder: Path) -> tuple[Split, Split, int]:
-    """Class folders in ``train`` and in ``test`` or ``val``; classes in the order of their names.
+    """Load class folders in ``train`` and in ``test`` or ``val``, sorted by name.
 
-    Hidden folders, and folders without images, are no classes.
+    Hidden folders, and folders without images, are ignored.
 
     Raises:
         ValueError: If a folder or its images are missing, or a test class is no training class.
@@ -117,7 +117,7 @@ def load_npz(path: Path) -> tuple[Split, Split, int]:
 
 
 def _count_classes(path: Path, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64]) -> int:
-    """One more than the largest training label; classes without training images are warned of.
+    """Return one more than the largest training label; warn of classes without training images.
 
     Raises:
         ValueError: If most classes would have no images, or a test label is none of the classes.
@@ -155,11 +155,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _check_split(path: Path, split: str, images: NDArray[Any], labels: NDArray[Any]) -> Split:
-    """Images with their channels in front, and labels.
-
-    Raises:
-        ValueError: If the type, the shape or a value is not allowed.
-    """
+    """Check images and labels, and move the channels to the front."""
     where = f"{path}: {split}_images"
     if images.dtype != np.uint8:
         raise ValueError(f"{where} must be uint8, got {images.dtype}")

@@ -102,7 +102,7 @@ class SpectralNormRegularizer:
         return {**self._vectors, **({_RANDOM: self._generator.get_state()} if self.fresh else {})}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with the vectors of another regularizer of the same model.
+        """Load the vectors of another regularizer of the same model.
 
         Raises:
             ValueError: If a parameter's vector is missing, of another shape, or belongs to no weight of the model.

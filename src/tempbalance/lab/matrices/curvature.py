@@ -172,7 +172,7 @@ def output_covariance(model: nn.Module, data: Data) -> Tensor:
 
 
 def decay_exponent(eigenvalues: Tensor | Array | Sequence[float], *, floor: float = 1e-7) -> float:
-    """How fast eigenvalues decay: s of lambda_k = lambda_1 k^-s.
+    """Return the decay exponent s of eigenvalues, lambda_k = lambda_1 k^-s.
 
     It is minus the slope of the least-squares line of log lambda_k over log k, k being 1 for the largest; the line's
     height is free. A spectrum that is a power law has s = 1 / (alpha - 1) with alpha of its tail's density.

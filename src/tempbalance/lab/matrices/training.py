@@ -46,7 +46,7 @@ def covariance_eigenvalues(hidden: Tensor) -> Tensor:
 
 
 def decay_penalty(eigenvalues: Tensor, *, tau: int) -> Tensor:
-    """How far eigenvalues are from a decay of 1 / n, the larger ones more so.
+    """Return the distance of eigenvalues from a decay of 1 / n; larger eigenvalues weigh more.
 
     Args:
         eigenvalues: N of them, the largest first.
