@@ -215,7 +215,7 @@ class IterationsTraining(BalancedTraining[I]):
 
     @property
     def num_steps(self) -> int:
-        """How many steps the whole run has."""
+        """Number of steps of the whole run."""
         return self.recipe.iterations
 
     def batches(self, number: int) -> range:

@@ -167,11 +167,11 @@ class Executor(Protocol):
 
     @property
     def num_ahead(self) -> int:
-        """Number of jobs to start beyond that, which wait for room."""
+        """Number of further jobs to start, which wait for a slot."""
 
     @property
     def place_text(self) -> str:
-        """Where runs are trained, and with what."""
+        """Description of the machines and their resources."""
 
     def start(self, job: Job) -> None:
         """Begin or resume a job."""

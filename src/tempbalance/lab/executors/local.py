@@ -144,7 +144,7 @@ class _Worker:
             self._process.wait()
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until the process has ended."""
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:

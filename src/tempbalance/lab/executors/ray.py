@@ -133,7 +133,7 @@ class Cluster:
         self._running[job] = self._train.remote(task)
 
     def ended(self) -> list[Ended]:
-        """The jobs that have ended since the last call; files that have come back are put into their folders."""
+        """Return the jobs that have ended since the last call; write fetched files to their folders."""
         if not self._running:
             return []
         ready, _ = self._ray.wait(list(self._running.values()), num_returns=len(self._running), timeout=0)

@@ -60,7 +60,7 @@ class ImageData:
         return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})
 
     def digest(self) -> str:
-        """A checksum of all images and labels."""
+        """Return a checksum of all images and labels."""
         found = hashlib.sha256()
         for name in ARRAYS:
             array = getattr(self, name).cpu().numpy()
@@ -177,7 +177,7 @@ def _load_mnist(cache: Path | None) -> tuple[Split, Split]:
 
 
 def _load_fashion_mnist(cache: Path | None) -> tuple[Split, Split]:
-    """From Debian's package, whose files are compressed anew and so have other checksums, or downloaded."""
+    """Load the files of Debian's package, whose checksums differ, or download them."""
     paths = [DEBIAN_FASHION_MNIST / name for name in IDX_NAMES]
     if not all(path.is_file() for path in paths):
         paths = fetch_data("fashion_mnist", cache=cache)

@@ -78,7 +78,7 @@ def load_folder(folder: Path) -> tuple[Split, Split, int]:
 
 
 def _find_images(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class folder that has any, all in the order of names."""
+    """Return the images of each class folder that has any, sorted by name."""
     classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
     found = {
         each.name: sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())

@@ -49,7 +49,7 @@ class TextData:
     test: Numbers
 
     def digest(self) -> str:
-        """A checksum of vocabulary and tokens."""
+        """Return a checksum of vocabulary and tokens."""
         found = hashlib.sha256("\0".join(self.vocabulary).encode())
         for part in PARTS:
             array: Numbers = getattr(self, part)
@@ -161,7 +161,7 @@ def _is_penn_treebank(paths: Sequence[Path]) -> bool:
 
 
 def _penn_treebank(cache: Path | None) -> list[Path]:
-    """Its files in the cache, or downloaded."""
+    """Return the files of Penn Treebank; download them if the cache lacks them."""
     return [fetch(file, cache=cache) for file in PENN_TREEBANK]
 
 
