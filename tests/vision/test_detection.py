@@ -99,7 +99,7 @@ def test_it_learns_to_find_shapes_and_the_precision_is_that_of_ultralytics_on_th
 
 
 def test_with_the_published_split_the_best_checkpoint_on_val_is_tested_on_test(data, cache, tmp_path):
-    result = train(recipe_on(data, epochs=10, split="train"), tmp_path / "run", cache)
+    result = train(recipe_on(data, epochs=12, batch_size=4, split="train"), tmp_path / "run", cache)
     lines = RunFolder(tmp_path / "run").metrics
     fitness = [line["valid_fitness"] for line in lines]
     assert result["best_epoch"] == 1 + fitness.index(max(fitness))

@@ -35,7 +35,7 @@ EVERY = 300.0  # seconds between checkpoints
 
 
 class TrainingError(Exception):
-    """A run that cannot go on, and why."""
+    """A run cannot continue; the message says why."""
 
 
 class DivergedError(TrainingError):
@@ -60,11 +60,11 @@ class DivergedError(TrainingError):
 
 
 class InterruptedRunError(Exception):
-    """A run that was asked to stop; its finished epochs are kept."""
+    """A run was asked to stop; its finished epochs are kept."""
 
 
 class OtherRunError(Exception):
-    """A folder that holds a run of another recipe."""
+    """The folder has a run of another recipe."""
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
