@@ -130,7 +130,7 @@ class BalancedTraining(Training[B]):
         return self.layer_lines(0)
 
     def balance(self, call: Callable[[], None]) -> None:
-        """Balance, and note the time.
+        """Balance and record the time.
 
         Raises:
             TrainingError: If a loss is not finite or layers cannot be scored.
@@ -217,7 +217,7 @@ class IterationsTraining(BalancedTraining[I]):
 
     @property
     def num_steps(self) -> int:
-        """How many steps the whole run has."""
+        """Number of steps of the whole run."""
         return self.recipe.iterations
 
     def batches(self, number: int) -> range:

@@ -30,16 +30,16 @@ class Job:
 
     @property
     def run(self) -> RunFolder:
-        """The folder's content."""
+        """Files of the run."""
         return RunFolder(self.folder)
 
     def ask(self) -> None:
-        """Leave the recipe in the folder for the process that is to train it there."""
+        """Write the recipe to the folder for the process that will train it."""
         write_whole(self.folder / ASKED, json.dumps(recipe_dict(self.recipe), indent=2).encode())
 
     @property
     def result(self) -> Line | None:
-        """How the run ended; ``None`` while it is not complete."""
+        """Result of the run; ``None`` until it is complete."""
         return finished(self.run, self.recipe)
 
     @property
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def damage(self) -> str:
-        """What is wrong with the files of the run; empty if nothing is."""
+        """Why the files of the run are damaged; empty if they are not."""
         if self.folder.exists() and not self.folder.is_dir():
             return f"{self.folder} must be a folder"
         try:
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def state(self) -> State:
-        """Where the run stands, as anybody can see from its folder."""
+        """State of the run, read from its folder."""
         if self.damage:
             return "failed"
         if self.is_done:
@@ -76,12 +76,12 @@ class Job:
 
     @property
     def num_finished(self) -> int:
-        """How many epochs are finished."""
+        """Number of finished epochs."""
         return len(self.run.metrics)
 
     @property
     def failure(self) -> str:
-        """What a failed run said last, or what is wrong with its files."""
+        """Last line of a failed run's traceback, or why its files are damaged."""
         if damage := self.damage:
             return damage
         text = ""
@@ -96,9 +96,9 @@ class Ended:
 
     Attributes:
         job: The job.
-        state: ``done``; ``failed``, with a traceback in the folder; ``retry`` after a failure that may pass; ``busy``
-            where another process trains it; ``died`` if the process did.
-        message: What it said.
+        state: ``done``; ``failed``, with a traceback in the folder; ``retry`` after a transient failure; ``busy`` if
+            another process trains the job; ``died`` if the process died.
+        message: Message of the process.
     """
 
     job: Job
@@ -179,11 +179,11 @@ class Executor(Protocol):
 
     @property
     def num_ahead(self) -> int:
-        """Number of jobs to start beyond that, which wait for room."""
+        """Number of further jobs to start, which wait for a slot."""
 
     @property
     def place_text(self) -> str:
-        """Where runs are trained, and with what."""
+        """Description of the machines and their resources."""
 
     def start(self, job: Job) -> None:
         """Begin or resume a job."""

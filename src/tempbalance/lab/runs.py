@@ -36,7 +36,7 @@ SPEEDS = ("channels_last", "fused", "compile")
 
 
 class TrainingError(Exception):
-    """A run that cannot go on, and why."""
+    """A run cannot continue; the message says why."""
 
 
 class DivergedError(TrainingError):
@@ -61,11 +61,11 @@ class DivergedError(TrainingError):
 
 
 class InterruptedRunError(Exception):
-    """A run that was asked to stop; its finished epochs are kept."""
+    """A run was asked to stop; its finished epochs are kept."""
 
 
 class OtherRunError(Exception):
-    """A folder that holds a run of another recipe."""
+    """The folder has a run of another recipe."""
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
@@ -347,7 +347,7 @@ class Recorder:
             disk = shutil.disk_usage(path)
             raise TrainingError(
                 f"{what} cannot be written to {self.run.path}: {err.strerror or err} ({disk.free / 1e6:,.1f} MB of the "
-                f"disk's {disk.total / 1e6:,.1f} MB are free); when it can, the same command goes on "
+                f"disk's {disk.total / 1e6:,.1f} MB are free); once it can be written, the same command resumes "
                 + (f"after epoch {self.saved}" if self.saved else "from the beginning")
             ) from err
         finally:
@@ -398,7 +398,7 @@ class Recorder:
         except KeyboardInterrupt as err:
             raise InterruptedRunError(
                 f"stopped in epoch {self.epoch + 1} of {self.recipe.num_epochs} with {self.saved} of "
-                f"{self.recipe.num_epochs} epochs kept in {self.run.path}: the same command goes on from there"
+                f"{self.recipe.num_epochs} epochs kept in {self.run.path}: the same command resumes from there"
             ) from err
         finally:
             for number, handler in before.items():

@@ -83,7 +83,7 @@ def check_data(jobs: Sequence[Job]) -> None:
 
 
 def unfit(jobs: Sequence[Job], *, precision: str, speed: Sequence[str] = ()) -> dict[Job, str]:
-    """The jobs whose folder holds something else or is damaged, with what is wrong: the others can be trained."""
+    """Return the jobs whose folder has another run or is damaged, with the reason."""
     found = {}
     for job in jobs:
         try:
@@ -178,7 +178,7 @@ class View(AbstractContextManager["View"], Protocol):
         """Called again and again."""
 
     def ended(self, job: Job, failure: str | None) -> None:
-        """A run is complete, by whomever, or has failed."""
+        """Record that a run is complete or has failed."""
 
 
 def sweep(

@@ -1,4 +1,4 @@
-"""One training loop for all kinds of runs on Lightning Fabric, in a folder that a killed run goes on from."""
+"""Training loop of all kinds of runs, on Lightning Fabric, in a folder from which a killed run resumes."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, 
 
     Args:
         recipe: What to train.
-        folder: Where the run is kept. A folder with this recipe goes on where it stopped.
+        folder: Folder of the run. A folder with this recipe is resumed.
         cache: Where downloads are kept.
         settings: Of `train_on_fabric`; detection ignores those that ultralytics has no use for.
 
@@ -246,9 +246,9 @@ def train_on_fabric(
         device: Fabric's accelerator.
         devices: How many a machine. One process trains on each; this one starts the others.
         num_nodes: How many machines; the same command is started on each, with Lightning's environment variables.
-        precision: Fabric's; bf16-mixed is autocast. A run goes on in the one it was started with.
+        precision: Fabric's precision; bf16-mixed is autocast. A resumed run keeps its precision.
         speed: Some of `SPEEDS`, which move results by rounding errors: weights in channels_last order, torch's fused
-            optimizers, torch.compile. A run goes on with those it was started with.
+            optimizers, torch.compile. A resumed run keeps its options.
         threads: How many torch may use; ``None`` for its own choice.
         cache: Where downloads are kept.
         log_every: Steps between two readings of the loss, where a terminal or TensorBoard shows it.
