@@ -158,9 +158,12 @@ def time_text(times: Times, jobs: Sequence[Job], num_slots: int) -> str:
     return text + (f", not counting {num_unknown} unlike any that exist" if num_unknown else "")
 
 
+_STATES = ("done", "running", "waiting", "failed", "left")
+
+
 def count_text(counts: Counter[str]) -> str:
-    """Describe how many runs are done, running, failed and left."""
-    return ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "left"))
+    """Describe how many runs are done, running, waiting, failed and left."""
+    return ", ".join(f"{counts[name]} {name}" for name in _STATES if counts[name] or name != "waiting")
 
 
 def job_labels(jobs: Sequence[Job]) -> dict[Job, str]:

@@ -32,6 +32,7 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _MOST_LISTED = 5  # epochs in a message
 _LARGE = ("optimizer", "file")  # parts of a state that a complete run does not need
 EVERY = 300.0  # seconds between checkpoints
+SPEEDS = ("channels_last", "fused", "compile")
 
 
 class TrainingError(Exception):
@@ -119,7 +120,8 @@ def check_run(
         changed = [f"kind: {saved.kind!r} in the folder, {recipe.kind!r} asked for"]
     asked = {"precision": precision and full_precision(precision), "speed": None if speed is None else list(speed)}
     for name, value in asked.items():
-        if value is not None and (before := content.get(name, value)) != value:
+        if_missing = [] if name == "speed" else value  # a run without options of speed notes none
+        if value is not None and (before := content.get(name, if_missing)) != value:
             changed.append(f"{name}: {before!r} in the folder, {value!r} asked for")
     if digest is not None and content.get("data", digest) != digest:
         changed.append(f"data: the content of {recipe.dataset} has changed")

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 import tempbalance
-from tempbalance.integrations.ultralytics import balance
+from tempbalance.integrations.ultralytics import UltralyticsBalance, balance
 from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
 from tempbalance.lab.methods import find_method
@@ -126,18 +126,25 @@ class Callbacks:
     def __init__(self, recorder: Recorder, *, threads: int | None) -> None:
         assert isinstance(recorder.recipe, DetectionRecipe)
         self.recorder, self.recipe, self.threads = recorder, recorder.recipe, threads
+        self.balance: UltralyticsBalance | None = None
         self._noted_scores: dict[str, float] = {}
         self._loss = math.nan
         self._started = time.monotonic()
 
     def attach(self, model: Any) -> None:
         """Add the callbacks to an ultralytics model, before its ``train``."""
-        options = {name: getattr(self.recipe, name) for name in _BALANCE}
-        scale_range = self.recipe.scale_range if self.recipe.is_balanced else (1.0, 1.0)
-        self.balance = balance(model, scale_range=scale_range, **options)
+        if self.recipe.is_scored:
+            options = {name: getattr(self.recipe, name) for name in _BALANCE}
+            scale_range = self.recipe.scale_range if self.recipe.is_balanced else (1.0, 1.0)
+            self.balance = balance(model, scale_range=scale_range, **options)
         model.add_callback("on_pretrain_routine_end", self.on_pretrain_routine_end)
         model.add_callback("on_train_epoch_end", self.on_train_epoch_end)
         model.add_callback("on_model_save", self.on_model_save)
+
+    @property
+    def scheduler(self) -> tempbalance.TempBalance | None:
+        """Scores the layers, if that is asked for; it is there once training has started."""
+        return None if self.balance is None else self.balance.scheduler
 
     def on_pretrain_routine_end(self, trainer: Any) -> None:
         """Set the options that ultralytics lacks."""
@@ -179,22 +186,22 @@ class Callbacks:
         self.recorder.say(epoch_text(self.recipe, metrics))
 
     def _rates(self, trainer: Any) -> tuple[float, float]:
-        assert self.balance.scheduler is not None
         rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
-        scales = [*self.balance.scheduler.last_scales.values(), 1.0]
+        scales = [*(self.scheduler.last_scales.values() if self.scheduler is not None else ()), 1.0]
         return min(rates) * min(scales), max(rates) * max(scales)
 
     def _layer_lines(self, trainer: Any) -> list[Line]:
         """Return the lines of the last scoring with the number of epochs before it, unless they are in the log."""
-        assert self.balance.scheduler is not None
-        scores, epoch = dict(self.balance.scheduler.last_scores), trainer.epoch
+        if self.scheduler is None:
+            return []
+        scores, epoch = dict(self.scheduler.last_scores), trainer.epoch
         if scores == self._noted_scores or any(line["epoch"] == epoch for line in self.recorder.run.layers):
             return []
         self._noted_scores = scores
         rates = {id(each): float(group["lr"]) for group in trainer.optimizer.param_groups for each in group["params"]}
         weights = {layer.name: layer.parameters[0] for layer in tempbalance.find_layers(trainer.model)}
         lines: list[Line] = []
-        for row in self.balance.scheduler.table():
+        for row in self.scheduler.table():
             if row.score is not None and row.scale is not None:
                 line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
                 lines.append({**line, "rate": rates[id(weights[row.name])] * row.scale})

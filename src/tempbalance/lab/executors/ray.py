@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tempbalance.lab.executors.ray_node import Task, pack, remove_run, train_run, unpack
-from tempbalance.lab.jobs import FAILURE, Ended, Job, Settings, check_gpus, failure_of, with_gpus
+from tempbalance.lab.jobs import FAILURE, QUEUED, Ended, Job, Settings, check_gpus, failure_of, with_gpus
 from tempbalance.runlog import write_whole
 
 _LOOK = 5.0  # seconds until nodes that have come or gone are noticed
@@ -130,6 +130,7 @@ class Cluster:
             (job.folder / FAILURE).unlink(missing_ok=True)
             name = f"tempbalance-{job.folder.name}-{_mark(job.folder)}"
             task = replace(task, files=pack(job.folder), name=name, every=_FETCH)
+        write_whole(job.folder / QUEUED, b"")
         self._running[job] = self._train.remote(task)
 
     def ended(self) -> list[Ended]:
@@ -141,7 +142,7 @@ class Cluster:
         return [ended for job in jobs if (ended := self._receive(job)) is not None]
 
     def _receive(self, job: Job) -> Ended | None:
-        """Take what a node has sent."""
+        """Take what a node has sent; the first part comes when it starts the run."""
         errors = self._ray.exceptions
         try:
             part = self._ray.get(next(self._running[job]))
@@ -152,6 +153,7 @@ class Cluster:
             ended = Ended(job, "died", str(err).strip().partition("\n")[0].partition(". ")[0])
         else:
             try:
+                (job.folder / QUEUED).unlink(missing_ok=True)
                 unpack(part.files, job.folder)
             except OSError as err:  # of this machine's disk
                 self._ray.cancel(self._running[job], force=True)

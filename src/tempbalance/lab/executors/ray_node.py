@@ -93,7 +93,8 @@ def train_run(task: Task) -> Iterator[Part]:
     """Train a run.
 
     Yields:
-        Every ``task.every`` seconds the files of a run that is fetched, and at last how the run ended.
+        An empty part when the node begins, every ``task.every`` seconds the files of a run that is fetched, and at last
+        how the run ended.
 
     Raises:
         FileNotFoundError: If the folder should be shared and is not.
@@ -104,6 +105,7 @@ def train_run(task: Task) -> Iterator[Part]:
         os.chdir(task.directory)
     job = _shared(task.job) if task.files is None else _settled(task.job, task.files, task.name)
     node = ray.get_runtime_context().get_node_id()
+    yield Part(node, {})
     key = json.dumps(task.settings)
     pool = _pools.setdefault(key, Pool(1, task.settings))
     try:

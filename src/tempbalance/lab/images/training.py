@@ -166,7 +166,9 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
     def after_step(self) -> None:
         """Balance, where that is counted in steps."""
         every = self.recipe.interval_steps
-        if every is not None and self.iteration % every == 0 and self.number > self.recipe.start:
+        if every is None or not isinstance(self.scheduler, tempbalance.TempBalance):
+            return
+        if self.iteration % every == 0 and self.number > self.recipe.start:
             self.balance(self.scheduler.rescore)
 
     def after_epoch(self) -> None:
