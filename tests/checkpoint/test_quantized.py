@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 
 from tempbalance.checkpoint import read_checkpoint
 from tempbalance.checkpoint.layers import infer_layers
-from tempbalance.errors import CheckpointError
-from tests.cases import assert_carries, raises
+from tests.cases import assert_carries
 
 NF4 = torch.tensor([-1, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407,
                     0.5626, 0.723, 1])  # fmt: skip

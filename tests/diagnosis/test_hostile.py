@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -24,8 +25,10 @@ from tempbalance.checkpoint import read
 from tempbalance.cli import app
 from tempbalance.diagnosis import diagnose
 from tempbalance.errors import CheckpointError
+from tempbalance.report import diagnosis_page
 from tests.cases import raises
 from tests.checkpoint import hostile
+from tests.report.cases import diagnosis_rows
 
 
 def run(*arguments):
@@ -147,7 +150,21 @@ def test_the_time_for_stacked_experts_grows_with_their_number_and_not_with_its_s
         return time.process_time() - start
 
     seconds(50)
-    assert seconds(800) < 16 * max(seconds(100), 0.1)
+    assert seconds(1600) < 16 * max(seconds(200), 0.1)
+
+
+@pytest.mark.slow
+def test_the_time_for_a_page_grows_with_its_rows_and_not_with_their_square():
+    rows = diagnosis_rows()
+
+    def seconds(count):
+        many = [replace(rows[place % len(rows)], name=f"layers.{place}") for place in range(count)]
+        start = time.process_time()
+        assert f"layers.{count - 1}" in diagnosis_page(many, model="a", tail="median", summary={})
+        return time.process_time() - start
+
+    seconds(10)
+    assert seconds(20_000) < 8 * seconds(5_000)
 
 
 @pytest.mark.parametrize("make", [torch.Tensor.numpy, torch.clone], ids=["arrays", "tensors"])

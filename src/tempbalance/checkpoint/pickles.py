@@ -1,8 +1,9 @@
 """Pickles, read by Python's own Unpickler with an inert stand-in for every name.
 
 Nothing that a file names is imported or called. Before the Unpickler, a pass over the instructions bounds how many
-there are, what they may refer to, how much hashing they ask for, and that no mapping has a key twice. A class or function becomes a subclass of `Inert`,
-which keeps the arguments, state and items that it is given; the functions that rebuild tensors give a `StoredTensor`.
+there are, what they may refer to, and how much hashing they ask for; it refuses a key that a mapping has twice. A class
+or function becomes a subclass of `Inert`, which keeps the arguments, state and items that it is given; the functions
+that rebuild tensors give a `StoredTensor`.
 """
 
 from __future__ import annotations
