@@ -1,16 +1,16 @@
-"""A run's folder: what is written in it, and reading it back.
+"""Write and read the folder of a run.
 
     recipe.json      all options, with versions
-    metrics.jsonl    a line an epoch
+    metrics.jsonl    a line per epoch
     layers.jsonl     a line per layer and scoring
-    steps.jsonl      a line per layer and noted step, where the recipe asks for it
+    steps.jsonl      a line per layer and logged step, if the recipe asks for it
     last.ckpt        the newest checkpoint, signed; the optimizer's state is removed when the run is complete
     best.ckpt        the network with the best test accuracy so far, signed
     result.json      only when the run is complete; signs itself and the logs
     run.lock         held by the process that trains
 
-A file is there whole or not at all, whenever the process is killed. A signed file is an archive of torch whose comment
-is the SHA-256 of everything before it.
+If the process is killed, each file is complete or missing. A signed file is a torch archive whose comment is the
+SHA-256 of everything before it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _COMMENT_SIZE = len(_MARK) + 64
 
 
 class RunFolderError(Exception):
-    """A file of a run that is not what it should be."""
+    """A file of a run is damaged or was changed."""
 
 
 class BusyRunError(RunFolderError):
-    """A folder that another process has."""
+    """Another process trains in the folder."""
 
 
 class RunFolder:
     """The files of one run.
 
     Args:
-        path: The folder; made when something is first written.
+        path: The folder; created by the first write.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -55,17 +55,17 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether there is anything that a run would go on from."""
+        """Whether the folder has anything to resume from."""
         return any((self.path / name).exists() for name in ("metrics.jsonl", "result.json", "last.ckpt"))
 
     @property
     def recipe(self) -> Line | None:
-        """What the run was started with; ``None`` before it was."""
+        """Recipe of the run; ``None`` before the run starts."""
         return _read_json(self.path / "recipe.json")
 
     @property
     def result(self) -> Line | None:
-        """How the run ended; ``None`` while it is not complete."""
+        """Result of the run; ``None`` until it is complete."""
         content = _read_json(self.path / "result.json")
         if content is not None and _SIGNATURE in content:
             signature = content.pop(_SIGNATURE)
@@ -75,7 +75,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> list[Line]:
-        """A line for each epoch, the first being 1."""
+        """Lines of the epochs, counted from 1."""
         lines = self._log("metrics.jsonl")
         for number, line in enumerate(lines, 1):
             if line["epoch"] != number:
@@ -85,16 +85,16 @@ class RunFolder:
 
     @property
     def layers(self) -> list[Line]:
-        """A line for each layer and scoring."""
+        """Lines of the layers, one per layer and scoring."""
         return self._log("layers.jsonl")
 
     @property
     def steps(self) -> list[Line]:
-        """A line for each layer and noted step."""
+        """Lines of the steps, one per layer and logged step."""
         return self._log("steps.jsonl")
 
     def _log(self, name: str) -> list[Line]:
-        """Return the lines of a log; those of a complete run must be as they were then."""
+        """Return the lines of a log; refuse a log that was changed after the run was complete."""
         path = self.path / name
         if not path.exists():
             return []
@@ -115,7 +115,7 @@ class RunFolder:
         write_whole(self.path / "result.json", _json({**result, _SIGNATURE: signature}))
 
     def append(self, metrics: Iterable[Line] = (), layers: Iterable[Line] = (), steps: Iterable[Line] = ()) -> None:
-        """Add lines to the logs; lines that the disk does not take whole are removed again."""
+        """Add lines to the logs; if a write fails, remove the partial lines."""
         for name, lines in zip(LOGS, (metrics, layers, steps), strict=True):
             text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
             if text:
@@ -130,19 +130,19 @@ class RunFolder:
                         raise
 
     def marks(self) -> dict[str, list[Any]]:
-        """Return the size and the checksum of each log, which `rewind` takes."""
+        """Return the size and the checksum of each log, for `rewind`."""
         contents = {name: _read_bytes(path) if (path := self.path / name).exists() else b"" for name in LOGS}
         return {name: [len(content), _digest(content)] for name, content in contents.items()}
 
     def rewind(self, marks: Mapping[str, Sequence[Any]], *, only_check: bool = False) -> None:
-        """Cut the logs back to where they were, for epochs that will be trained again.
+        """Truncate the logs to earlier sizes, for epochs that will be trained again.
 
         Args:
-            marks: Of `marks` then; without that of a log all of it is removed.
+            marks: Earlier result of `marks`; a log without a mark is emptied.
             only_check: Change nothing.
 
         Raises:
-            RunFolderError: If a log was changed before that place; it names the log.
+            RunFolderError: If a log was changed before its mark.
         """
         for name in LOGS:
             size, digest = marks.get(name, (0, _digest(b"")))
@@ -161,7 +161,7 @@ class RunFolder:
 
         Args:
             content: Tensors and plain values, among them ``epoch``.
-            keep: Whether to keep this checkpoint under the number of its epoch too.
+            keep: Whether to keep a copy named after the epoch.
         """
         if keep:
             write_signed(self.path / f"epoch-{content['epoch']}.ckpt", content)
@@ -177,10 +177,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training in this folder, and remove files that a kill has left half written.
+        """Lock the folder for training, and remove files that a killed process left half written.
 
         Raises:
-            BusyRunError: If another one does.
+            BusyRunError: If another process trains in the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if (lock := take_lock(self.path / "run.lock", patience=0.5)) is None:
@@ -195,11 +195,11 @@ class RunFolder:
 
 
 def take_lock(path: Path, *, patience: float = 0) -> BaseFileLock | None:
-    """Return the lock that a file is, until it is released or this process ends; ``None`` if another one has it.
+    """Take a file lock, held until it is released or this process ends; ``None`` if another process has it.
 
     Args:
-        path: The file; made if it is not there, and always empty.
-        patience: Seconds to wait: somebody may just be looking whether the lock is held.
+        path: The lock file, which is created if missing and always empty.
+        patience: Seconds to wait, because `is_locked` takes the lock for a moment.
     """
     from filelock import FileLock, Timeout
 
@@ -212,7 +212,7 @@ def take_lock(path: Path, *, patience: float = 0) -> BaseFileLock | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock that a file is; asks no right to write."""
+    """Whether a process holds a file lock; needs no write permission."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -232,13 +232,13 @@ def is_locked(path: Path) -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that takes a path's place when it is written and on the disk; an error leaves all as it was.
+    """Open a new file that replaces a path once it is flushed to disk; after an error the old file stays.
 
     Raises:
-        OSError: If the path is something else than a regular file.
+        OSError: If the path is not a regular file.
     """
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no regular file: it is not replaced")
+        raise OSError(f"{path} is not a regular file: it is not replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)  # which follows no link
@@ -254,13 +254,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file by new content, all of it or none; errors are as of `replacing`."""
+    """Replace a file atomically by new content."""
     with replacing(path) as file:
         file.write(content)
 
 
 class _Hashed:
-    """A file that is written to, its SHA-256, and its first error, which torch replaces by one of its own."""
+    """Writable file with its SHA-256 and its first error, which torch would hide behind another."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.digest = file, hashlib.sha256()
@@ -280,11 +280,7 @@ class _Hashed:
 
 
 def write_signed(path: Path, content: Any) -> None:
-    """Replace a file by tensors and plain values in torch's format, with their checksum as the archive's comment.
-
-    Raises:
-        OSError: If the disk does not take it.
-    """
+    """Write tensors and plain values in torch's format, with their checksum as the archive's comment."""
     import torch
 
     with replacing(path) as file:
@@ -301,7 +297,7 @@ def read_signed(path: Path) -> Any:
     """Return the tensors, on the CPU, and values of a signed file.
 
     Raises:
-        RunFolderError: If it is damaged.
+        RunFolderError: If the checksum is wrong.
     """
     import torch
 
@@ -309,7 +305,7 @@ def read_signed(path: Path) -> Any:
     digest = hashlib.sha256(memoryview(content)[: -_COMMENT_SIZE - 2])
     digest.update(b"\0\0")
     if content[-_COMMENT_SIZE - 2 :] != _comment(digest.hexdigest()):
-        raise RunFolderError(f"{path}: damaged, its checksum is another")
+        raise RunFolderError(f"{path}: damaged, its checksum is wrong")
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
@@ -336,11 +332,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _lines(content: bytes, path: Path) -> list[Line]:
-    """Return the lines of a log, without one that was cut off when the process was killed.
-
-    Raises:
-        RunFolderError: If a line is damaged or has no epoch; it names the line.
-    """
+    """Return the lines of a log, without a last line that a kill cut off."""
     found = []
     for number, text in enumerate(content.rpartition(b"\n")[0].splitlines(), 1):
         line = _parse(text, where := f"{path}, line {number}")
@@ -351,11 +343,6 @@ def _lines(content: bytes, path: Path) -> list[Line]:
 
 
 def _parse(text: bytes, where: str) -> Line:
-    """Return a JSON object.
-
-    Raises:
-        RunFolderError: If it is damaged or something else; it says where.
-    """
     try:
         content = json.loads(text.decode())
     except (ValueError, RecursionError) as err:

@@ -171,7 +171,7 @@ def test_without_weightwatcher_the_rest_is_measured_and_a_note_says_so(monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_measure_memory(), reason="the system does not tell the peak of a process")
+@pytest.mark.skipif(not can_measure_memory(), reason="the system does not report the peak of a process")
 def test_a_training_step_takes_at_least_its_gradients_and_moments():
     num_bytes = measure_memory("llama_block", "training step", num_threads=1, quick=True)
     model = make_subject("llama_block", quick=True).model
@@ -179,7 +179,7 @@ def test_a_training_step_takes_at_least_its_gradients_and_moments():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_measure_memory(), reason="the system does not tell the peak of a process")
+@pytest.mark.skipif(not can_measure_memory(), reason="the system does not report the peak of a process")
 def test_a_process_that_fails_says_which_and_why():
     with raises(ChildProcessError, "nobody", "llama_block", "exit code 1", "ValueError"):
         measure_memory("llama_block", "nobody", num_threads=1, quick=True)

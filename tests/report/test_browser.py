@@ -179,7 +179,7 @@ def test_two_layers_are_chosen_and_the_curves_of_training_shown(visit, runs):
     page = visit(runs)
     lines = page.locator("#chart-two_layers .mark-line path")
     before = lines.first.get_attribute("d")
-    page.locator("#inputs-two_layers select").nth(1).select_option(label="b")
+    page.locator("#inputs-two_layers select").nth(0).select_option(label="b (cal)")
     page.wait_for_function(
         "before => document.querySelector('#chart-two_layers .mark-line path').getAttribute('d') != before", arg=before
     )

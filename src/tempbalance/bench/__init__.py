@@ -1,1 +1,1 @@
-"""What a balancing costs: measured side by side with the published procedure, WeightWatcher and training."""
+"""Benchmark of one balancing against the published procedure, WeightWatcher and a training step."""

@@ -39,14 +39,14 @@ _SHAPES = ("circle", "square", "triangle-up", "diamond")
 
 @dataclass(frozen=True)
 class Speed:
-    """How many times as fast as another a balancing is.
+    """Speed of one balancing relative to another contestant.
 
     Attributes:
-        panel: The other.
-        network: Stands under the points.
-        tail: The fit.
-        ratio: The median over rounds, > 0.
-        low, high: The ends of their middle half, > 0.
+        panel: Name of the other contestant.
+        network: Label under the points.
+        tail: Tail of the fit.
+        ratio: Median over rounds, > 0.
+        low, high: Quartiles over rounds, > 0.
     """
 
     panel: str
@@ -58,11 +58,11 @@ class Speed:
 
 
 def speed_chart(speeds: Sequence[Speed], *, title: str, subtitle: str) -> alt.TopLevelMixin:
-    """A panel for each other: ratios on a log axis, which has the same length everywhere, and a line at 1.
+    """Draw a panel for each other contestant: ratios on a shared log axis and a line at 1.
 
     Args:
-        speeds: In the order in which panels, networks and tails stand.
-        title: What is measured.
+        speeds: Speeds in the order of panels, networks and tails.
+        title: Title of the chart.
         subtitle: Machine and versions.
 
     Raises:
@@ -123,7 +123,7 @@ def _layers(
 
 
 def speeds(results: Results) -> list[Speed]:
-    """How many times as fast as the others the library is, by network and tail."""
+    """Return the library's speed relative to the other contestants, by network and tail."""
     found = []
     for times, tail in product(results.of_part("speed"), TAILS):
         for panel, other in ((REFERENCE, reference_name(tail)), (WEIGHTWATCHER, WEIGHTWATCHER)):
@@ -133,7 +133,7 @@ def speeds(results: Results) -> list[Speed]:
 
 
 def draw_speed(results: Results, path: Path) -> Path:
-    """Write the chart; the name's ending says in which format.
+    """Write the chart in the format of the path's suffix.
 
     Raises:
         ValueError: If no speed was measured.

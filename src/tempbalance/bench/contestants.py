@@ -28,7 +28,7 @@ ON_DEVICE, ON_CPU = "on the device", "copied to the CPU"
 
 
 def reference_name(tail: str) -> str:
-    """What the reference with this tail is called."""
+    """Name of the reference contestant with this tail."""
     return f"reference {tail}"
 
 
@@ -37,8 +37,8 @@ class Turn:
     """One contestant's turn.
 
     Attributes:
-        name: Its own.
-        run: Does it once and tells the seconds, of each of its entries where it has several.
+        name: The contestant's name.
+        run: Run the contestant once and return the seconds of each of its entries.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Subject:
-    """A network and those of its layers that a balancing scores: all contestants work on the same ones."""
+    """A network with its layers, and the layers that are scored, which are the same for all contestants."""
 
     network: str
     quick: bool
@@ -57,14 +57,7 @@ class Subject:
 
 
 def make_subject(network: str, *, width: float = 1.0, quick: bool = False, device: str = "cpu") -> Subject:
-    """Build a network.
-
-    Args:
-        network: A key of `NETWORKS`.
-        width: Factor on the width of every layer.
-        quick: The small form.
-        device: Where its weights are.
-    """
+    """Build a network on a device and find its scored layers; ``quick`` builds the small form."""
     model = build_model(network, width=width, quick=quick).to(device)
     layers = find_layers(model)
     jobs = plan_layers(layers, Scoring()).jobs
@@ -73,12 +66,12 @@ def make_subject(network: str, *, width: float = 1.0, quick: bool = False, devic
 
 
 def has_weightwatcher() -> bool:
-    """Whether it is installed."""
+    """Whether WeightWatcher is installed."""
     return find_spec("weightwatcher") is not None
 
 
 def all_turns(subject: Subject) -> list[Turn]:
-    """The library with each tail, the reference, WeightWatcher if it is installed, and a training step."""
+    """Return the library with each tail, the reference, WeightWatcher if installed, and a training step."""
     others = [weightwatcher_turn(subject)] if has_weightwatcher() else []
     return [*library_turns(subject), reference_turn(subject), *others, step_turn(subject)]
 
@@ -102,7 +95,7 @@ def device_turns(subject: Subject) -> list[Turn]:
 
 
 def reference_turn(subject: Subject, tails: Sequence[TailName] = TAILS) -> Turn:
-    """The published procedure: the spectra once, whose time counts for each tail."""
+    """Return the published procedure; it computes the spectra once and adds their time to each tail."""
 
     def run() -> dict[str, float]:
         start = time.perf_counter()
@@ -120,11 +113,7 @@ def reference_turn(subject: Subject, tails: Sequence[TailName] = TAILS) -> Turn:
 
 
 def weightwatcher_turn(subject: Subject) -> Turn:
-    """``analyze`` of the modules that are scored.
-
-    Raises:
-        ModuleNotFoundError: Without WeightWatcher.
-    """
+    """Return WeightWatcher's ``analyze`` on the scored modules."""
     with _quiet():
         from weightwatcher import WeightWatcher  # type: ignore[import-untyped]
 
@@ -138,7 +127,7 @@ def weightwatcher_turn(subject: Subject) -> Turn:
 
 
 def step_turn(subject: Subject) -> Turn:
-    """Forward, backward and the optimizer, on one batch."""
+    """Return one training step: forward, backward and optimizer on one batch."""
     network = NETWORKS[subject.network]
     inputs, labels = network.batch(subject.quick)
     optimizer = network.optimizer(subject.model)
@@ -153,7 +142,7 @@ def step_turn(subject: Subject) -> Turn:
 
 
 def with_threads(turn: Turn, num_threads: int) -> Turn:
-    """The same on so many threads of torch."""
+    """Return the same contestant with another number of torch threads."""
 
     def run() -> dict[str, float]:
         with threads(num_threads):
@@ -164,7 +153,7 @@ def with_threads(turn: Turn, num_threads: int) -> Turn:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Give torch so many threads, and put their number back."""
+    """Set the number of torch threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -181,7 +170,7 @@ def _timed(name: str, function: Callable[[], object]) -> dict[str, float]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings and log lines."""
+    """Suppress warnings and log messages."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -193,7 +182,9 @@ def _quiet() -> Iterator[None]:
 
 
 def reference_spectrum(weight: Tensor) -> Tensor:
-    """The squared singular values of a matrix, or of the slices of a kernel, each times sqrt(1/2); pooled, ascending.
+    """Return the squared singular values of a matrix, ascending.
+
+    The slices of a kernel are multiplied by sqrt(1/2) and their values are pooled.
 
     Args:
         weight: Shape ``(out, in)``, or ``(out, in, *positions)`` of a convolution without groups.
@@ -204,7 +195,7 @@ def reference_spectrum(weight: Tensor) -> Tensor:
 
 
 def reference_alpha(values: Tensor, tail: TailName) -> float:
-    """The exponent of a spectrum's tail.
+    """Return the exponent of a spectrum's tail.
 
     Args:
         values: Eigenvalues, ascending, > 0.
@@ -222,7 +213,7 @@ def reference_alpha(values: Tensor, tail: TailName) -> float:
 
 
 def _search(values: Tensor, low: float, high: float) -> float:
-    """Alpha at the threshold in [low, high] with the smallest distance."""
+    """Return alpha at the threshold in [low, high] with the smallest KS distance."""
     logs = values.log()
     best, nearest = math.nan, math.inf
     for start, xmin in enumerate(values[:-1]):
@@ -241,5 +232,5 @@ def _search(values: Tensor, low: float, high: float) -> float:
 
 
 def reference_alphas(weights: Iterable[Tensor], tail: TailName) -> list[float]:
-    """The exponent of each weight."""
+    """Return the exponent of each weight."""
     return [reference_alpha(reference_spectrum(weight), tail) for weight in weights]

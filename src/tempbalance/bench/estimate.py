@@ -34,10 +34,10 @@ from tempbalance.spectral.workers import spectra, split_jobs
 
 Clock = Callable[[], float]
 
-_MOST_SIDES = 8  # sides that are measured; of more, some are interpolated
-_LONG = 4  # the second length that is measured, in sides
+_MOST_SIDES = 8  # measured sides; others are interpolated
+_LONG = 4  # the second measured length, in sides
 _SAMPLE = 256  # side of the matrices that show whether float64 is needed
-_SECONDS = 0.1  # least time of a measurement, in which it is repeated
+_SECONDS = 0.1  # least time of a measurement; shorter runs are repeated
 _RESULT = pickle.dumps(("model.layers.10.mlp.down_proj", 0, "", 1.0, (1.0, 1.0, 1.0, 1, 1.0)))  # sent for each part
 _SUMS = pickle.dumps([(1.0, 1.0)])  # sent for each weight
 
@@ -49,8 +49,8 @@ class Estimate:
     Attributes:
         num_layers: Layers that are scored, and all layers.
         seconds: From the call to the new learning rates, without waiting for the network.
-        compare_seconds: The part of them in which ranks add up their weights to compare them, which they do not where
-            the weights are sharded.
+        compare_seconds: The part of ``seconds`` in which ranks compare sums of their weights; sharded weights are not
+            compared.
         memory: Bytes that the busiest rank needs besides the model.
         traffic: Bytes that each rank receives where every rank holds all weights.
         sharded_traffic: Bytes that each rank receives where the weights are sharded over the ranks.
@@ -74,8 +74,8 @@ class Calibration:
 
     Attributes:
         costs: ``a(n) / n^3`` and ``b(n) / n^2``.
-        pass_seconds: To read a byte of a weight and add it up.
-        fixed: Seconds of a balancing that has nothing to solve, for each part.
+        pass_seconds: Seconds to read a byte of a weight and add it up.
+        fixed: Seconds per part of a balancing that has nothing to solve.
     """
 
     costs: Mapping[tuple[int, bool], tuple[float, float]]
@@ -109,12 +109,12 @@ def calibrate(
     """Measure solves of random matrices.
 
     Args:
-        sides: Shorter sides of the matrices that are to be estimated.
-        num_at_a_time: Solves side by side, as a balancing has on all its threads.
-        device: Where they are solved.
+        sides: Shorter sides of the matrices to estimate.
+        num_at_a_time: Simultaneous solves, one per thread of a balancing.
+        device: Device of the solves.
         most_side: The largest side to measure.
-        rounds: Measurements of each, of which the median counts.
-        clock: Gives seconds; ``time.process_time`` where other processes take the cores, with one solve at a time.
+        rounds: Number of measurements, of which the median counts.
+        clock: Clock in seconds. If other processes use the cores, give ``time.process_time`` and one solve at a time.
     """
     kept = sorted({min(side, most_side) for side in sides})
     if len(kept) > _MOST_SIDES:
@@ -143,7 +143,7 @@ def _fit(_: int, spectrum: Spectrum) -> None:
 
 
 def _measure(side: int, length: int, num_at_a_time: int, double: bool, device: str, rounds: int, clock: Clock) -> float:
-    """Return the seconds that a matrix takes while as many as can be are solved at a time."""
+    """Return the seconds per matrix while ``num_at_a_time`` jobs are solved together."""
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(1, side, length, generator=generator).to(device)
     num_slices = len(split_jobs(matrix.expand(2**20 // side, side, length))[0])  # as many as one job has
@@ -170,7 +170,7 @@ def read_layers(path: Path) -> list[Layer]:
     """Return the layers of a checkpoint, or of the model that a ``config.json`` of transformers describes.
 
     Raises:
-        ValueError: If the file is no such configuration.
+        ValueError: If the file is not a transformers configuration.
         CheckpointError: If there is no checkpoint to read.
         ModuleNotFoundError: If a configuration is given and transformers is not installed.
     """
@@ -224,15 +224,15 @@ def estimate(
     """Predict the cost of one balancing.
 
     Args:
-        layers: The model's.
-        scoring: How they are scored, with ``median``; by default as `TempBalance` does.
+        layers: Layers of the model.
+        scoring: Scoring options with the tail ``median``; by default those of `TempBalance`.
         num_ranks: Processes that share the work.
-        num_threads: Threads of each; by default torch's.
-        device: Where float32 matrices are solved.
-        calibration: Measured before; by default it is measured now, for one process on this machine.
+        num_threads: Threads per process; by default torch's number.
+        device: Device on which float32 matrices are solved.
+        calibration: An earlier calibration; by default this machine is measured now, for one process.
 
     Raises:
-        ValueError: If no layer is scored, or the tail is searched for.
+        ValueError: If no layer is scored, or the tail is not ``median``.
     """
     scoring = scoring or Scoring()
     if scoring.tail != "median":
@@ -281,7 +281,7 @@ def sides_of(layers: Sequence[Layer], scoring: Scoring) -> list[int]:
 
 
 def _is_solved_again(shape: tuple[int, int, int], scoring: Scoring) -> bool:
-    """Return whether random matrices of these proportions need float64, from a small one of them."""
+    """Whether random matrices of these proportions need float64, judged by a small one."""
     side, length = sorted(shape[1:])
     small = min(side, _SAMPLE)
     matrix = torch.randn(1, small, small * length // side, generator=torch.Generator().manual_seed(0))
@@ -292,7 +292,7 @@ def _is_solved_again(shape: tuple[int, int, int], scoring: Scoring) -> bool:
 
 
 def _makespan(jobs: Sequence[Job], num_threads: int, calibration: Calibration, *, double: bool) -> float:
-    """Return the seconds until all jobs are done, each chunk by the thread that is free first."""
+    """Return the seconds until all jobs are done if each chunk runs on the first free thread."""
     free = [0.0] * num_threads
     for job in sorted(jobs, key=lambda job: -job.cost):
         for chunk in split_jobs(torch.empty(job.shape, device="meta")):
@@ -301,7 +301,7 @@ def _makespan(jobs: Sequence[Job], num_threads: int, calibration: Calibration, *
 
 
 def _memory(jobs: Sequence[Job], num_threads: int) -> int:
-    """Return the bytes of copied kernels, which wait all together, and of the largest solves at a time."""
+    """Return the bytes of all copied kernels and of the largest simultaneous solves."""
     copied, working = 0, []
     for job in jobs:
         slices = torch.empty(job.shape, dtype=_dtype(job.layer), device="meta")

@@ -1,6 +1,6 @@
 """Parts of the benchmark, measured in rounds: each round times every contestant once.
 
-Memory is measured in a process for each contestant:
+Memory is measured in a separate process for each contestant:
 python -m tempbalance.bench.measure NETWORK CONTESTANT NUM_THREADS [quick]
 """
 
@@ -42,19 +42,19 @@ _DEPTHS = ("resnet18", "resnet34", "resnet101")
 _GROWS = "resnet18"
 
 Entry = tuple[Times, Turn]
-Tell = Callable[[str, int, int], None]  # what is measured, how many turns are done, of how many
+ShowProgress = Callable[[str, int, int], None]  # current measurement, turns done, all turns
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Options of the benchmark.
 
     Attributes:
         networks: Keys of `NETWORKS`.
-        parts: Of `PARTS`.
-        num_rounds: Beside one that warms up.
-        num_threads: Of torch; without it as torch has them.
-        quick: Networks in their small form.
+        parts: Values of `PARTS`.
+        num_rounds: Number of rounds after the warm-up round.
+        num_threads: Number of torch threads; torch's default if ``None``.
+        quick: Whether networks are built in their small form.
         device: The device of the part ``device``.
     """
 
@@ -67,11 +67,7 @@ class Options:
 
 
 def check_parts(names: Sequence[str]) -> tuple[str, ...]:
-    """The parts, each once.
-
-    Raises:
-        ValueError: If one is unknown.
-    """
+    """Return the parts without duplicates; raise ValueError if one is unknown."""
     for name in names:
         if name not in PARTS:
             raise ValueError(unknown("part", name, PARTS))
@@ -79,11 +75,7 @@ def check_parts(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that is not an accelerator of this machine.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Raise ValueError unless the device is an accelerator of this machine."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -95,55 +87,57 @@ def check_device(name: str) -> None:
 
 
 def new_results(options: Options) -> Results:
-    """Nothing measured yet."""
+    """Return empty results that describe the machine and the options."""
     num_threads = options.num_threads or torch.get_num_threads()
     notes = [] if has_weightwatcher() else ["WeightWatcher is not installed: nothing is compared with it"]
     if "memory" in options.parts and not can_measure_memory():
-        notes.append("this system does not tell the peak memory of a process: it is not measured")
+        notes.append("this system does not report the peak memory of a process: memory is not measured")
     machine, versions = describe_machine(), describe_versions()
     return Results(machine, versions, num_threads, options.num_rounds, options.quick, notes=notes)
 
 
-def measure(options: Options, results: Results, tell: Tell) -> None:
-    """Add what is measured to the results as it comes; after an interruption they have all rounds that were whole.
+def measure(options: Options, results: Results, progress: ShowProgress) -> None:
+    """Measure all parts and add each to the results.
+
+    After an interruption the results hold all complete rounds.
 
     Args:
-        options: What to measure.
-        results: Where to.
-        tell: Is told how it goes.
+        options: Options of the benchmark.
+        results: Results to add to.
+        progress: Callback for the progress.
     """
     with threads(results.num_threads):
         if DEVICE in options.parts:
             for name in options.networks:
-                _rounds(f"{NETWORKS[name].title} on {options.device}", _device(name, options), results, tell)
+                _rounds(f"{NETWORKS[name].title} on {options.device}", _device(name, options), results, progress)
         if "speed" in options.parts:
             for name in options.networks:
-                _rounds(f"speed of {NETWORKS[name].title}", _speed(name, options), results, tell)
+                _rounds(f"speed of {NETWORKS[name].title}", _speed(name, options), results, progress)
         if "growth" in options.parts:
-            _rounds("growth with width", _width(options), results, tell)
-            _rounds("growth with depth", _depth(options), results, tell)
-            _rounds("growth with cores", _cores(options, results.num_threads), results, tell)
+            _rounds("growth with width", _width(options), results, progress)
+            _rounds("growth with depth", _depth(options), results, progress)
+            _rounds("growth with cores", _cores(options, results.num_threads), results, progress)
         if "busy" in options.parts:
-            _rounds("beside a busy process", _busy(options), results, tell)
+            _rounds("beside a busy process", _busy(options), results, progress)
         if "memory" in options.parts and can_measure_memory():
             for name in options.networks:
-                _memory(name, options, results, tell)
+                _memory(name, options, results, progress)
     results.complete = True
 
 
-def _rounds(what: str, entries: Sequence[Entry], results: Results, tell: Tell) -> None:
-    """Take turns; the first round warms up and is not kept, and neither is one that is not whole."""
+def _rounds(what: str, entries: Sequence[Entry], results: Results, progress: ShowProgress) -> None:
+    """Time each entry once a round; drop the first round, which warms up, and an incomplete one."""
     results.times += {id(times): times for times, _ in entries}.values()
     total = len(entries) * (results.num_rounds + 1)
     for number in range(results.num_rounds + 1):
         taken = []
         for place, (times, turn) in enumerate(entries):
-            tell(f"{what}: {turn.name}", number * len(entries) + place, total)
+            progress(f"{what}: {turn.name}", number * len(entries) + place, total)
             taken.append((times, turn.run()))
         for times, seconds in taken if number else []:
             for name, each in seconds.items():
                 times.seconds.setdefault(name, []).append(each)
-    tell(what, total, total)
+    progress(what, total, total)
 
 
 def _speed(name: str, options: Options) -> list[Entry]:
@@ -189,7 +183,7 @@ def _growing(name: str, options: Options, width: float = 1.0) -> list[Turn]:
 
 
 def _busy(options: Options) -> list[Entry]:
-    """Of the first network: each contestant alone, then beside the busy process."""
+    """Measure each contestant on the first network: alone, then beside a busy process."""
     name = options.networks[0]
     quiet, busy = (Times("busy", NETWORKS[name].title, setting) for setting in (QUIET, BUSY))
     subject = make_subject(name, quick=options.quick)
@@ -197,17 +191,17 @@ def _busy(options: Options) -> list[Entry]:
     return [entry for turn in turns for entry in ((quiet, turn), (busy, beside_busy_core(turn)))]
 
 
-def _memory(name: str, options: Options, results: Results, tell: Tell) -> None:
+def _memory(name: str, options: Options, results: Results, progress: ShowProgress) -> None:
     title, what = NETWORKS[name].title, f"memory of {NETWORKS[name].title}"
     turns = [turn.name for turn in all_turns(make_subject(name, quick=True))]
     for place, turn in enumerate(turns):
-        tell(f"{what}: {turn}", place, len(turns))
+        progress(f"{what}: {turn}", place, len(turns))
         num_bytes = measure_memory(name, turn, num_threads=results.num_threads, quick=options.quick)
         results.memory.append(Memory(title, turn, num_bytes))
-    tell(what, len(turns), len(turns))
+    progress(what, len(turns), len(turns))
 
 
-# it ends when its standard input does: when we close it, and also when we are killed
+# ends when its standard input closes, so also when this process is killed
 _CODE = """
 import os, sys, threading
 def end():
@@ -222,11 +216,7 @@ while True:
 
 @contextmanager
 def busy_core() -> Iterator[subprocess.Popen[str]]:
-    """Let another process keep a core busy meanwhile.
-
-    Raises:
-        ChildProcessError: If it does not start.
-    """
+    """Keep one core busy with another process within the context."""
     command = [sys.executable, "-c", _CODE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -239,7 +229,7 @@ def busy_core() -> Iterator[subprocess.Popen[str]]:
 
 
 def beside_busy_core(turn: Turn) -> Turn:
-    """The same while another process keeps a core busy."""
+    """Return the same contestant while another process keeps a core busy."""
 
     def run() -> dict[str, float]:
         with busy_core():
@@ -252,18 +242,12 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def can_measure_memory() -> bool:
-    """Whether the system tells the peak of a process and lets it be reset: Linux does."""
+    """Whether the system reports the peak memory of a process and can reset it, as Linux does."""
     return _STATUS.exists() and _RESET.exists()
 
 
 def measure_memory(network: str, turn: str, *, num_threads: int, quick: bool = False) -> int:
-    """Bytes by which the peak of a fresh process is above what it held before the contestant's turn.
-
-    Args:
-        network: A key of `NETWORKS`.
-        turn: The contestant's name.
-        num_threads: Of torch.
-        quick: The small form.
+    """Return the bytes by which a contestant's turn raises the peak memory of a new process.
 
     Raises:
         ChildProcessError: If the process fails.
@@ -272,16 +256,16 @@ def measure_memory(network: str, turn: str, *, num_threads: int, quick: bool = F
     result = subprocess.run([*command, *(["quick"] if quick else [])], capture_output=True, text=True)
     if result.returncode:
         last = result.stderr.strip().rpartition("\n")[2]
-        told = f"exit code {result.returncode}: {last}"
-        raise ChildProcessError(f"the process that measures the memory of {turn} on {network} failed, {told}")
+        reason = f"exit code {result.returncode}: {last}"
+        raise ChildProcessError(f"the process that measures the memory of {turn} on {network} failed, {reason}")
     return int(result.stdout.split()[-1])
 
 
 def _run(subject: Subject, turn: str) -> int:
-    """Bytes by which the peak of this process grows in a contestant's turn."""
+    """Return the bytes by which a contestant's turn raises the peak memory of this process."""
     (chosen,) = [each for each in all_turns(subject) if each.name == turn]
     before = _status("VmRSS")
-    _RESET.write_text("5")  # the peak becomes what is held now
+    _RESET.write_text("5")  # sets the peak to the present use
     chosen.run()
     return _status("VmHWM") - before
 
@@ -302,7 +286,7 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def describe_machine() -> dict[str, str | int]:
-    """Processor, cores that we may use, and system."""
+    """Return the processor, the number of usable cores and the system."""
     names = [line.partition(":")[2].strip() for line in _lines(_CPUS) if line.startswith("model name")]
     return {
         "cpu": names[0] if names else platform.processor() or platform.machine() or "unknown",
@@ -316,7 +300,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Of Python and of the packages that are measured."""
+    """Return the versions of Python and of the measured packages."""
     return versions(_PACKAGES)
 
 

@@ -1,6 +1,6 @@
-"""The networks that are measured: the paper's, a GPT-2 and a block of a Llama, with random weights.
+"""Networks of the benchmark with random weights: the paper's, a GPT-2 and a block of a Llama.
 
-Only shapes and time count: the transformers leave out what takes no time, such as dropout and rotary positions.
+Only shapes and time count, so the transformers have no dropout and no rotary positions.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, num_heads: int) -> Tensor
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a transformer: so many blocks between an embedding and a head that is tied to it."""
+    """Shape of a transformer: blocks between an embedding and a head tied to it."""
 
     block: type[GPTBlock] | type[LlamaBlock]
     num_blocks: int
@@ -77,7 +77,7 @@ class Shape:
 
 
 class Decoder(nn.Module):
-    """Tokens to the logits of the next ones."""
+    """Transformer that maps tokens to the logits of the next tokens."""
 
     def __init__(self, shape: Shape, *, width: float = 1.0) -> None:
         super().__init__()
@@ -100,10 +100,10 @@ class Network:
     """A network to measure.
 
     Attributes:
-        title: As tables and charts have it.
-        build: Makes it, given a factor on its width.
-        batch: Makes inputs and labels, given whether they are for the small form.
-        optimizer: What trains it.
+        title: Name in tables and charts.
+        build: Build the network, given a factor on its width.
+        batch: Make inputs and labels, given whether the network has its small form.
+        optimizer: Build its optimizer.
     """
 
     title: str
@@ -113,7 +113,7 @@ class Network:
 
 
 def build_model(name: str, *, width: float = 1.0, quick: bool = False) -> nn.Module:
-    """A network with random weights, the same each time.
+    """Build a network with random weights from a fixed seed.
 
     Args:
         name: A key of `NETWORKS`.
@@ -126,11 +126,7 @@ def build_model(name: str, *, width: float = 1.0, quick: bool = False) -> nn.Mod
 
 
 def find_networks(names: list[str]) -> tuple[str, ...]:
-    """The names, each once.
-
-    Raises:
-        ValueError: If one is unknown; it names the closest.
-    """
+    """Return the names without duplicates; raise ValueError if one is unknown."""
     for name in names:
         if name not in NETWORKS:
             raise ValueError(unknown("network", name, NETWORKS))
@@ -163,7 +159,7 @@ def _images(quick: bool) -> Batch:
     return torch.randn(num_images, 3, 32, 32, generator=generator), labels
 
 
-# at a rate of 0, so that a step takes its time and every round finds the same weights
+# learning rate 0: a step takes its usual time and every round has the same weights
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:

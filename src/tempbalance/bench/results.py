@@ -1,4 +1,4 @@
-"""Results of the benchmark: every second of every round as a file, and tables of them."""
+"""Results of the benchmark: a file with the seconds of every round, and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tempbalance.report.text import number
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median over the rounds, and between which values their middle half lies."""
+    """The median over the rounds and the quartiles."""
 
     median: float
     low: float
@@ -28,13 +28,13 @@ class Ratio:
 
 @dataclass
 class Times:
-    """What contestants took on one network in one setting.
+    """Seconds of the contestants on one network in one setting.
 
     Attributes:
-        part: Of the benchmark: ``speed``, ``width``, ``depth``, ``cores``, ``busy`` or ``device``.
-        network: Its title.
-        setting: What is varied, in words; empty where nothing is.
-        seconds: By contestant, one number a round.
+        part: Part of the benchmark: ``speed``, ``width``, ``depth``, ``cores``, ``busy`` or ``device``.
+        network: Title of the network.
+        setting: The varied setting in words; empty if nothing varies.
+        seconds: One number per round, by contestant.
     """
 
     part: str
@@ -43,31 +43,31 @@ class Times:
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def ratio(self, over: str, under: str, other: Times | None = None) -> Ratio | None:
-        """Seconds of one contestant over those of another in the same round; ``None`` if one was not measured.
+        """Return the ratio of two contestants' seconds in the same round; ``None`` if one was not measured.
 
         Args:
-            over: The contestant above the line.
-            under: The one below it.
-            other: Where the one below stands, if not here.
+            over: Contestant in the numerator.
+            under: Contestant in the denominator.
+            other: Times that hold the denominator, if not these.
         """
         above, below = self.seconds.get(over), (other or self).seconds.get(under)
         return summarize([a / b for a, b in zip(above, below, strict=True)]) if above and below else None
 
     def middle(self, contestant: str) -> float | None:
-        """The median of its seconds."""
+        """Return the median of a contestant's seconds."""
         taken = self.seconds.get(contestant)
         return summarize(taken).median if taken else None
 
 
 def summarize(values: list[float]) -> Ratio:
-    """Median and middle half."""
+    """Return the median and the quartiles."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return Ratio(middle, low, high)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a contestant takes beside the network."""
+    """Bytes that a contestant needs besides the network."""
 
     network: str
     contestant: str
@@ -76,18 +76,18 @@ class Memory:
 
 @dataclass
 class Results:
-    """All that a run of the benchmark found.
+    """Results of one run of the benchmark.
 
     Attributes:
         machine: Processor, cores, system.
-        versions: Of Python and packages.
-        num_threads: Of torch.
-        num_rounds: How many were asked for, the one that warms up not counted.
+        versions: Versions of Python and packages.
+        num_threads: Number of torch threads.
+        num_rounds: Requested rounds, without the warm-up round.
         quick: Whether networks were in their small form, whose times mean nothing.
-        complete: Whether it came to its end.
-        notes: What was left out, and why.
-        times: In the order of measuring.
-        memory: The same.
+        complete: Whether the run finished.
+        notes: Skipped measurements, with the reason.
+        times: Times in the order of measuring.
+        memory: Memory in the order of measuring.
     """
 
     machine: dict[str, str | int]
@@ -101,12 +101,12 @@ class Results:
     memory: list[Memory] = field(default_factory=list)
 
     def of_part(self, part: str) -> list[Times]:
-        """What was measured in a part of the benchmark."""
+        """Return the times of one part of the benchmark."""
         return [each for each in self.times if each.part == part and each.seconds]
 
 
 def write_results(results: Results, path: Path) -> None:
-    """Keep them as JSON; seconds have six digits."""
+    """Write the results as JSON, seconds with six digits."""
     found = asdict(results)
     for each in found["times"]:
         each["seconds"] = {name: [float(f"{one:.6g}") for one in taken] for name, taken in each["seconds"].items()}
@@ -115,11 +115,11 @@ def write_results(results: Results, path: Path) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """What `write_results` kept.
+    """Read a file of `write_results`.
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is none of these.
+        ValueError: If `write_results` did not write it.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -133,12 +133,7 @@ def read_results(path: Path) -> Results:
 
 
 def _check(results: Results) -> None:
-    """Refuse what tables could not be made from.
-
-    Raises:
-        ValueError: If something is missing; if seconds are not above 0, or not as many for each contestant.
-        TypeError, AttributeError: If something is of another kind.
-    """
+    """Refuse results that the tables cannot show."""
     for times in results.times:
         lengths = {len(taken) for taken in times.seconds.values()}
         numbers: list[Any] = [each for taken in times.seconds.values() for each in taken]
@@ -147,12 +142,12 @@ def _check(results: Results) -> None:
     if not all(isinstance(each.num_bytes, int) for each in results.memory):
         raise ValueError("num_bytes must be whole numbers")
     if missing := {"cpu", "cores", "system"} - set(results.machine):
-        raise ValueError(f"machine must tell {', '.join(sorted(missing))}")
+        raise ValueError(f"machine must contain {', '.join(sorted(missing))}")
     if not isinstance(results.versions, dict) or not all(isinstance(each, str) for each in results.notes):
-        raise ValueError("versions must be by name, and notes be text")
+        raise ValueError("versions must be a dict and notes must be strings")
 
 
-STEPS = 390  # of an epoch of 50,000 images in batches of 128
+STEPS = 390  # one epoch of 50,000 images in batches of 128
 REFERENCE = "the published procedure"
 _GROWTH = {
     "width": "How time grows with width: of every layer, beside the narrowest",
@@ -162,7 +157,7 @@ _GROWTH = {
 
 
 def tables(results: Results) -> Iterator[ResultTable]:
-    """A table for each part that was measured."""
+    """Yield a table for each measured part."""
     if speed := results.of_part("speed"):
         yield _speed_table(speed)
     for part, caption in _GROWTH.items():
@@ -177,27 +172,27 @@ def tables(results: Results) -> Iterator[ResultTable]:
 
 
 def machine_text(results: Results) -> str:
-    """What was measured on and with, and whether that means anything."""
+    """Describe the machine and the versions, and warn if the times mean nothing."""
     machine, num_threads = results.machine, results.num_threads
-    told = [
+    texts = [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}",
         f"{num_threads} {'thread' if num_threads == 1 else 'threads'} of torch",
         ", ".join(f"{name} {each}" for name, each in results.versions.items()),
         *(["small forms of the networks, whose times mean nothing"] if results.quick else []),
         *(["stopped before its end"] if not results.complete else []),
     ]
-    return "; ".join(told)
+    return "; ".join(texts)
 
 
 def setting_text(results: Results) -> str:
-    """The same with the rounds, and what was left out."""
+    """Describe the machine, the versions, the rounds and the skipped measurements."""
     most = "" if results.complete else "up to "
     rounds = f"{most}{results.num_rounds} interleaved rounds: medians, with the middle half of the rounds in brackets"
     return ". ".join([machine_text(results), rounds, *results.notes]) + "."
 
 
 def to_markdown(results: Results) -> str:
-    """All tables for a page, under a line that tells machine and versions."""
+    """Return all tables in Markdown, under a line with machine and versions."""
     blocks = [setting_text(results)]
     for table in tables(results):
         rule = ["---:" if table.is_number(i) else "---" for i in range(len(table.columns))]

@@ -1,11 +1,11 @@
-"""A file, a folder or a mapping -> named weights, while nothing that a file contains is run.
+"""Read named weights from a file, a folder or a mapping; nothing in a file is executed.
 
-`read_checkpoint` takes a path and returns a `Checkpoint` of `StoredTensor`s: names, shapes and dtypes, with the values
-read when asked for. `layers.infer_layers` takes these and returns the layers of the model that they came from.
+`read_checkpoint` returns a `Checkpoint` of `StoredTensor`s: names, shapes and dtypes. Values are read on demand.
+`layers.infer_layers` infers the layers of the model.
 
-Read the modules in this order: ``tensors`` (files that nobody trusts, and tensors in them), ``pickles`` and ``formats``
-(one file -> its content), ``weights`` (its content -> mappings of names to tensors, and which is taken), ``derived``
-(dequantised weights, LoRA products), ``read`` (all of it, for files and folders), ``layers``.
+Read the modules in this order: ``tensors`` (untrusted files, stored tensors), ``pickles`` and ``formats`` (content of
+one file), ``weights`` (choice of the mapping), ``derived`` (dequantised weights, LoRA products), ``read`` (files and
+folders), ``layers``.
 """
 
 from tempbalance.checkpoint.read import Checkpoint, read_checkpoint

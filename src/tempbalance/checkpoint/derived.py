@@ -1,4 +1,4 @@
-"""Stored tensors -> weights that are computed from them: dequantised ones, and products of LoRA factors.
+"""Weights computed from stored tensors: dequantised weights and products of LoRA factors.
 
 Layouts of quantised weights: int8 and 4-bit of bitsandbytes, GPTQ, AWQ, and int8 or float8 with a scale beside it.
 torch's own quantised tensors carry their scales, and are read as such.
@@ -45,11 +45,11 @@ Made = tuple[tuple[int, ...], Load]  # the shape of a weight, and how it is comp
 
 
 def dequantize(tensors: Sequence[StoredTensor], folder: Path | None) -> list[StoredTensor]:
-    """Replace quantised weights by what they stand for, and say of their parts what they are.
+    """Replace quantised weights by dequantised ones, and mark their parts as such.
 
     Args:
-        tensors: Of a checkpoint.
-        folder: Where a configuration may stand that says how its integers are packed.
+        tensors: Tensors of a checkpoint.
+        folder: Folder that may have a configuration with the packing of the integers.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     made: dict[str, StoredTensor] = {}
@@ -195,7 +195,7 @@ def _packed(owner: str, by_name: Named, config: Mapping[str, Any]) -> Made:
 
 
 def _unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
-    """Return the integers that stand in 32 bits each, the lowest first, along a dimension."""
+    """Unpack 32-bit integers along a dimension, the lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     shifts = shifts.view(1, -1, 1) if dim == 0 else shifts.view(1, 1, -1)
     return (packed.unsqueeze(dim + 1) >> shifts).bitwise_and_(2**bits - 1).flatten(dim, dim + 1)

@@ -1,4 +1,4 @@
-"""One file -> its content, in the format that its first bytes show: safetensors, a zip archive or pickles."""
+"""Read one file by its first bytes: safetensors, a zip archive or pickles."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read_content(path: Path) -> Any:
     """Read the content of a file: objects, which hold tensors in mappings from names.
 
     Raises:
-        CheckpointError: If it is of no format that is read, is broken, or is made to do harm.
+        CheckpointError: If the format is not supported, or the file is broken or malicious.
     """
     file = Section(path)
     head, suffix = file.read(_HEAD_BYTES), path.suffix.lower()
@@ -95,7 +95,7 @@ def read_content(path: Path) -> Any:
 
 
 def _refuse_others(head: bytes, suffix: str) -> None:
-    """Say what a file of another format is, and what to do."""
+    """Refuse a file of another format and say which format it is."""
     is_onnx = suffix == ".onnx" or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b":"))
     if found := [_ONNX] if is_onnx else [sentence for magic, at, sentence in _OTHERS if head[at:].startswith(magic)]:
         raise CheckpointError(found[0])
@@ -107,10 +107,9 @@ def _refuse_others(head: bytes, suffix: str) -> None:
 
 
 def _read_safetensors(file: Section) -> dict[str, StoredTensor]:
-    """Read the header of a safetensors file, in natural order of the names, as it has them in none.
+    """Read the header of a safetensors file and sort the names in natural order.
 
-    The package checks everything but three things: how large a header may be, that no name stands in it twice, and
-    that an entry has nothing else.
+    The package does not check three things: the size of the header, duplicate names, and extra keys of an entry.
     """
     length = int.from_bytes(file.read(8), "little")
     if file.num_bytes < 8 or length > file.num_bytes - 8:
@@ -134,7 +133,7 @@ def _described(file: Section, name: str, entry: Any) -> StoredTensor:
 
 
 def _load(file: Section, name: str) -> Tensor:
-    """Read a tensor; the file is closed with it, as the pages of an open one would add up."""
+    """Read a tensor and close the file, because the pages of open files would add up."""
     with _opened(file) as opened:
         tensor: Tensor = opened.get_tensor(name)
         return tensor
@@ -142,7 +141,7 @@ def _load(file: Section, name: str) -> Tensor:
 
 @contextmanager
 def _opened(file: Section) -> Iterator[Any]:
-    """Open a file with the package, which must be the same before and after."""
+    """Open a file with the package; the file must not change meanwhile."""
     from safetensors import SafetensorError, safe_open  # not needed for other formats
 
     file.open().close()
@@ -233,7 +232,7 @@ class _Archive:
         return Storage(info.file_size, partial(self._read, info), dtype)
 
     def _read(self, info: zipfile.ZipInfo, start: int, count: int) -> Tensor:
-        """Read some bytes of a member; the first time its checksum is compared, which zipfile does at the end."""
+        """Read some bytes of a member; the first read compares its checksum, which zipfile does at the end."""
         self.file.block = b""  # read ahead, maybe before the file changed
         with _broken_is_refused(), self.zip.open(info) as member:
             # torch.serialization.set_crc32_options(False) writes 0 for the checksum

@@ -1,8 +1,8 @@
-"""Names and shapes of stored tensors -> the layers of the model that they came from.
+"""Infer the layers of a model from the names and shapes of stored tensors.
 
-A file does not say which module a tensor belonged to. What `find_layers` reads off a module is told here from names,
-shapes and neighbours (an embedding has no bias, a kernel's groups follow from the channels around it), so that a model
-and its state dict give the same table wherever they are named as people name things.
+A file does not say which module a tensor belonged to. Layers are inferred from names, shapes and neighbours: an
+embedding has no bias, and the groups of a kernel follow from the channels of the layers around it. With usual names, a
+model and its state dict give the same table.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _COLOURS = 3  # channels of an image
 
 @dataclass
 class Inferred:
-    """What the tensors of a checkpoint are.
+    """Layers inferred from the tensors of a checkpoint.
 
     Attributes:
-        layers: The layers, in the tensors' order; embeddings and tied weights with the reason why they are skipped.
-        tensors: The layer that each tensor is the weight of.
-        others: Why each other tensor is no layer.
-        ranks: The rank of each layer that is a product of adapters.
+        layers: The layers, in the tensors' order; embeddings and tied weights have the reason why they are skipped.
+        tensors: Name of the layer of each weight, by tensor.
+        others: Why each other tensor is not a layer.
+        ranks: Rank of each layer that is a LoRA product.
         largest: Bytes of the largest weight.
     """
 
@@ -53,11 +53,11 @@ class Inferred:
 
 
 def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()) -> Inferred:
-    """Tell layers from names and shapes.
+    """Infer layers from names and shapes.
 
     Args:
-        tensors: Of a checkpoint.
-        stacked: Patterns of the names of weights of three dimensions that are stacked experts rather than kernels.
+        tensors: Tensors of a checkpoint.
+        stacked: Name patterns of three-dimensional weights that are stacked experts, not kernels.
 
     Raises:
         ValueError: If a pattern of ``stacked`` matches no weight of three dimensions.
@@ -96,7 +96,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The module a tensor belongs to, and what it is called there."""
+    """Return a tensor's module and its name within the module."""
     owner, _, key = name.rpartition(".")
     return owner, key
 
@@ -122,7 +122,7 @@ def _spectrally_normed(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 _PATH = "parametrizations.weight."
-_MADE_OF: tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...] = (  # what a weight is made of, and how
+_MADE_OF: tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...] = (  # parts of a weight, how to combine them
     ("weight_orig", ("weight_mask",), _masked),
     ("weight_orig", ("weight_u", "weight_v"), _spectrally_normed),
     ("weight_v", ("weight_g",), _normed),
@@ -132,7 +132,7 @@ _MADE_OF: tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...] = (  # 
 
 
 def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> StoredTensor | None:
-    """The weight that a module applies, where the file holds what it is made of: weight and spectral norm, pruning."""
+    """Return the effective weight where the file has its parts: weight norm, spectral norm or pruning."""
     for stem, others, combine in _MADE_OF:
         owner = tensor.name.removesuffix(stem)
         names = [owner + other for other in others]
@@ -148,7 +148,7 @@ def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> Store
 
 
 def _misfit(combine: Callable[..., Tensor], parts: Sequence[StoredTensor]) -> str:
-    """Return why parts cannot be combined, some of which torch would broadcast; empty if they can."""
+    """Return why parts cannot be combined, even if torch would broadcast them; empty if they can."""
     shape, *others = (part.shape for part in parts)
     if combine is _masked:
         fits = others[0] == shape
@@ -169,14 +169,14 @@ def _combined(combine: Callable[..., Tensor], *loads: Callable[[], Tensor]) -> T
 
 
 def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
-    """Why a tensor is no layer; empty if it is one."""
+    """Return why a tensor is not a layer; empty if it is one."""
     owner, key = _split(tensor.name)
     bias = _beside(tensor, "bias", by_name)
     if tensor.problem or tensor.rank is not None:
         return tensor.problem
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         is_weight = len(tensor.shape) > 1 and key.endswith("weight")
-        what = "a quantised weight without a scale that is known" if is_weight else "an index or a count"
+        what = "a quantised weight without a known scale" if is_weight else "an index or a count"
         return f"{str(tensor.dtype).removeprefix('torch.')}: {what}"
     if is_bias(key):
         return "bias"
@@ -220,7 +220,7 @@ def _is_embedding(tensor: StoredTensor, bias: StoredTensor | None) -> bool:
 
 
 def _cut(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: Sequence[str]) -> Cut:
-    """How a weight is cut, but for a kernel's groups."""
+    """Return how a weight is cut, ignoring the groups of a kernel."""
     _, key = _split(tensor.name)
     if tensor.rank is not None:
         return partial(_cut_core, tensor.rank)
@@ -236,12 +236,12 @@ def _cut(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: Seq
 
 
 def _cut_core(rank: int, weight: Tensor) -> list[Part]:
-    """The matrix with a product's eigenvalues; its size is known from the product's shape and rank."""
+    """Return the r x r matrix that has the eigenvalues of a LoRA product."""
     return [Part("", weight[:rank, :rank].unsqueeze(0))]
 
 
 def _gates(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
-    """The gates of a recurrent weight, from how many times its rows hold the hidden state."""
+    """Return the gates of a recurrent weight, from the ratio of its rows to the hidden size."""
     _, key = _split(tensor.name)
     match = _RECURRENT.match(key)
     if match is None or match[1] == "hr":
@@ -255,7 +255,7 @@ def _gates(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
 
 
 class _Outputs:
-    """How many outputs the layers of a model have, for telling the groups of a kernel."""
+    """Number of outputs of each layer, from which the groups of a kernel are inferred."""
 
     def __init__(self) -> None:
         self.before: dict[str, int] = {}
@@ -263,7 +263,7 @@ class _Outputs:
         self.latest = 0
 
     def add(self, layer: Layer) -> None:
-        """Note a layer's outputs, and those of the layer before it; a shortcut is beside the others, not before."""
+        """Record the outputs of a layer and of the layer before it; a shortcut does not count as before."""
         self.before[layer.name] = self.latest
         if not layer.skipped:
             num_out = layer.shape[layer.out_dim]
@@ -272,12 +272,12 @@ class _Outputs:
 
 
 def _cut_groups(layers: Iterable[Layer], outputs: _Outputs) -> None:
-    """Give grouped kernels their groups: those that take fewer channels than the layers around them give."""
+    """Cut kernels into groups where they take fewer channels than the layers before them give."""
     kernels = [layer for layer in layers if layer.cut is cut_convolution and len(layer.shape) > 2]
     single = [layer for layer in kernels if layer.shape[1] == 1 and layer.out_dim == 0]
     inputs = [_COLOURS, *(layer.shape[1] for layer in kernels[:1] if layer.shape[1] not in {1, *outputs.known})]
     takes_more = any(layer.shape[1] in inputs for layer in kernels)
-    if single and not takes_more:  # one of them takes gray images: the outermost
+    if single and not takes_more:  # the outermost one takes gray images
         single.remove(min(single, key=lambda layer: layer.name.count(".")))
     for layer in kernels:
         if layer.shape[1] > 1:
@@ -287,7 +287,7 @@ def _cut_groups(layers: Iterable[Layer], outputs: _Outputs) -> None:
 
 
 def _depth(layer: Layer, outputs: _Outputs) -> int:
-    """The groups of a kernel that takes one channel at a time."""
+    """Return the groups of a kernel with one input channel per group."""
     num_out, before = layer.shape[0], outputs.before[layer.name]
     if num_out == before or outputs.known[num_out] > 1:  # another layer gives as many
         return num_out
@@ -295,7 +295,7 @@ def _depth(layer: Layer, outputs: _Outputs) -> int:
 
 
 def _groups(layer: Layer, outputs: _Outputs) -> int:
-    """The groups of a kernel that takes several channels at a time."""
+    """Return the groups of a kernel with several input channels per group."""
     num_out, num_in = layer.shape[:2]
     before = outputs.before[layer.name]
     is_plain = layer.out_dim == 1 or num_in == _COLOURS or num_in >= before

@@ -67,10 +67,10 @@ def read_pickle(
     """Read the pickle at a file's position and leave the position behind it.
 
     Args:
-        file: The bytes; no more are asked of it than it has.
-        storage_of: Returns the storage that the pickle refers to by a key, a dtype and a number of bytes.
-        most: The number of instructions at which it is enough.
-        is_embedded: Whether it stands in another pickle, and may hold no further one.
+        file: The file.
+        storage_of: Return the storage for a key, a dtype and a number of bytes.
+        most: Largest number of instructions.
+        is_embedded: Whether it is inside another pickle; it must not contain a further one.
 
     Raises:
         CheckpointError: If the pickle is broken, too long, or made to take memory or time.
@@ -100,7 +100,7 @@ class _Weight(int):
 
 
 def _bound(file: Any, most: int) -> None:
-    """Pass over the instructions with a stack of weights: how much hashing each value would cost."""
+    """Bound the instructions and the cost of hashing the values, tracked on a stack."""
     stack: list[_Weight] = []
     marks: list[int] = []
     memo: dict[int, _Weight] = {}
@@ -184,13 +184,13 @@ class InertType(type):
 
 
 class Inert(metaclass=InertType):
-    """An object that a pickle describes: nothing but what it was given.
+    """Stand-in for an object of a pickle, which only keeps its arguments, state and items.
 
     Attributes:
         name: The full name of its class or function.
         dtype: The dtype that the name stands for, if it is one or a storage's.
         args: Arguments of its construction.
-        state: What it was given by the instruction that sets a state.
+        state: State set by the pickle.
         items: Its items with their keys; those of a list or set with numbers.
     """
 
@@ -240,7 +240,7 @@ class Inert(metaclass=InertType):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Python's, with a stand-in for every name."""
+    """Python's Unpickler with a stand-in for every name."""
 
     def __init__(self, file: io.BytesIO, storage_of: StorageOf, is_embedded: bool) -> None:
         super().__init__(file, encoding="utf-8", errors="backslashreplace")
@@ -285,8 +285,8 @@ class _Unpickler(pickle.Unpickler):
 def read_stream(file: io.BufferedIOBase, *, most: int = _MOST_INSTRUCTIONS, is_embedded: bool = False) -> Any:
     """Read the content of a pickle, or of the format of ``torch.save`` before torch 1.6.
 
-    That has pickles one after the other: a magic number, a version, sizes, the content and the keys of the storages,
-    which stand behind them.
+    The old format has consecutive pickles: a magic number, a version, sizes, the content and the keys of the storages,
+    followed by the storages.
 
     Raises:
         CheckpointError: If it is broken, or its storages are not those that it describes.
@@ -432,7 +432,7 @@ _BUILDERS: dict[str, Callable[..., object]] = {
 
 
 def array(data: Storage, kind: str, shape: tuple[int, ...], *, is_fortran: bool) -> StoredTensor:
-    """Describe an array of NumPy; one of a kind that torch has not is described with that problem."""
+    """Describe a NumPy array; if torch lacks its dtype, that is the problem of the tensor."""
     count = num_elements("an array", shape)
     dtype = _ARRAYS.get(kind.lstrip("<|="))
     if dtype is None:
@@ -445,7 +445,7 @@ def array(data: Storage, kind: str, shape: tuple[int, ...], *, is_fortran: bool)
 
 
 def numpy_array(value: Inert) -> StoredTensor | None:
-    """Describe an array of NumPy that stands in a pickle; ``None`` for any other object."""
+    """Describe a NumPy array in a pickle; ``None`` for any other object."""
     module, _, function = value.name.rpartition(".")
     found: object = None
     if module.startswith("numpy") and function == "_reconstruct" and isinstance(value.state, tuple):

@@ -1,4 +1,4 @@
-"""A path or a mapping -> a `Checkpoint`: a file, or a folder of shards, of an adapter or of distributed pieces."""
+"""Read a checkpoint: a mapping, a file, or a folder with shards, an adapter or a distributed checkpoint."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _INDICES = tuple(f"{name}.index.json" for name in _SINGLE)
 _ADAPTER, _ADAPTERS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 _METADATA = ".metadata"
-# what trainers put beside the weights under a suffix of theirs
+# files that trainers save beside the weights with the same suffix
 _BESIDE = re.compile(
     r"(^|[._-])(optim(izer)?s?|scheduler|scaler|rng_state|training_args|random_states|sampler|custom_checkpoint)([._-]|$)"
 )
 
-Found = tuple[list[Weights], list[str]]  # mappings, and what a reader should know
+Found = tuple[list[Weights], list[str]]  # mappings and notes
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Checkpoint:
     """The tensors of a file, a folder or a mapping.
 
     Attributes:
-        name: What to call it: the name of the file or folder.
+        name: Name of the file or folder.
         tensors: Its weights, in the file's order; those of safetensors files in natural order of their names.
         key: Where in the file the weights were, such as ``"state_dict"``; empty for the top.
-        notes: What a reader should know, such as that other weights are there too.
-        others: The mappings that were not taken.
+        notes: Remarks, such as that the file has other weights too.
+        others: The mappings that were not chosen.
     """
 
     name: str
@@ -76,7 +76,7 @@ def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Tensor], *, ke
             an optimizer's.
 
     Raises:
-        CheckpointError: If there is nothing to read, or it is broken or made to do harm. One line.
+        CheckpointError: If there is nothing to read, or the file is broken or malicious. One line.
     """
     if isinstance(source, Mapping):
         return _checkpoint("mapping", lambda: (find_weights(source), []), key, None)
@@ -195,7 +195,7 @@ def _read_shards(folder: Path, index: str) -> Found:
 
 
 def _read_distributed(folder: Path) -> list[Weights]:
-    """Read the mappings of a folder, whose tensors are put together from their pieces."""
+    """Read the mappings of a distributed checkpoint and join the pieces of its tensors."""
     path = inside(folder, _METADATA)
     with naming(_METADATA):
         metadata = read_pickle(io.BytesIO(Section(path, most=MOST_INDEX_BYTES).read()))
@@ -229,7 +229,7 @@ def _tree(folder: Path, state: Any) -> dict[str, Any]:
 
 
 def _place(name: object, offsets: Any) -> tuple[str, str]:
-    """Return a key for a piece; text, as numbers could be chosen to collide and tuples take for ever to hash."""
+    """Return a key for a piece as text, because a file could choose numbers or tuples that are slow to hash."""
     if not isinstance(name, str):
         raise CheckpointError(f"{_METADATA} has {quoted(name)} for the name of a tensor")
     num_elements(f"the place of a piece of {quoted(name)}", offsets)
@@ -269,7 +269,7 @@ def _section(folder: Path, name: str, place: Any) -> Section:
 
 
 def _load_pieces(shape: tuple[int, ...], dtype: torch.dtype, pieces: list[tuple[tuple[slice, ...], Section]]) -> Tensor:
-    """Put a tensor together; each piece is a file of ``torch.save`` with one tensor, inside a larger file."""
+    """Join the pieces of a tensor; each piece is a ``torch.save`` archive with one tensor inside a larger file."""
     whole, is_filled = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=torch.bool)
     for spans, section in pieces:
         piece = read_archive(section)

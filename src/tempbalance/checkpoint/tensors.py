@@ -1,4 +1,4 @@
-"""Bytes of files that nobody trusts, and tensors in them that are read when asked for."""
+"""Safe reading of untrusted files, and stored tensors that are loaded on demand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def natural_order(name: str) -> list[tuple[int, str]]:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Put a name in front of each refusal inside."""
+    """Put a name in front of the message of each `CheckpointError`."""
     try:
         yield
     except CheckpointError as err:
@@ -217,7 +217,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 class _Fixed:
-    """An object of ours that a pickle can hold and not change."""
+    """Base of our objects in a pickle, whose state the pickle cannot set."""
 
     def __setstate__(self, _: object) -> NoReturn:
         raise CheckpointError(f"its pickle sets the state of a {type(self).__name__}, which torch.save never does")
@@ -231,11 +231,11 @@ class StoredTensor(_Fixed):
         name: Its name, without the parts that wrappers add.
         shape: Its shape; of the product, for a pair of LoRA factors; dequantised, for a quantised weight.
         dtype: The dtype that ``load`` returns.
-        load: Reads it, anew each time.
-        tie: Equal for tensors that are the same bytes of a file or of memory; None where that is not known.
+        load: Read the tensor; each call reads it again.
+        tie: Equal for tensors that share their bytes in a file or in memory; None if that is not known.
         rank: Of a product of LoRA factors its rank r: ``load`` then gives an r x r matrix with the r eigenvalues of the
             product that are not zero. None for ordinary tensors.
-        problem: Why it cannot be scored; empty if nothing is known against it.
+        problem: Why it cannot be scored; empty if it can.
     """
 
     name: str
@@ -276,7 +276,7 @@ def num_elements(what: str, shape: object) -> int:
 
 
 def unreadable(shape: Sequence[int], problem: str, dtype: torch.dtype = torch.uint8, name: str = "") -> StoredTensor:
-    """Describe a tensor that can be listed and not read."""
+    """Describe a tensor that can be listed but not read."""
     return StoredTensor(name, tuple(shape), dtype, partial(refuse, problem), problem=problem)
 
 
@@ -334,7 +334,7 @@ def check_unfolding(tensors: Iterable[StoredTensor]) -> None:
 
 
 def available_memory() -> int:
-    """Return how many bytes this process can still take, without swapping, on Linux; elsewhere all the memory."""
+    """Return the bytes that this process can still allocate without swapping; outside Linux, all memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
         with open("/proc/meminfo", encoding="ascii") as file:

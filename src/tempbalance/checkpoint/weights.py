@@ -1,4 +1,4 @@
-"""The content of a file -> its mappings of names to tensors, found by what they hold, and the one that is taken."""
+"""Find the mappings of names to tensors in a file's content, and choose one."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _summary(top: object) -> str:
 
 
 def _entries(value: object) -> Iterator[tuple[str, object]]:
-    """Iterate over what a value holds by name: items of a mapping, attributes of an object, positions in a list."""
+    """Iterate over the items of a mapping, the attributes of an object or the entries of a list, with their names."""
     pairs: list[tuple[object, object]] = []
     if isinstance(value, Mapping):
         pairs += value.items()
@@ -117,7 +117,7 @@ def _entries(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _pairs_of_argument(held: object) -> list[tuple[object, object]]:
-    """Items of a mapping or of a list of pairs that an object was made from, as Python 2 wrote an OrderedDict."""
+    """Return the items of an object built from a mapping or from pairs, as Python 2 wrote an OrderedDict."""
     if isinstance(held, dict):
         return list(held.items())
     if isinstance(held, list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in held):
@@ -263,7 +263,7 @@ def _last_word(name: str) -> str:
 
 
 def _preference(weights: Weights) -> tuple[int, bool, int]:
-    """Return the elements in matrices and kernels, whether it is no average of others, and the elements in all."""
+    """Return a sort key: elements in matrices and kernels, whether it is not an average, all elements."""
     counts = [(len(each.shape) > 1, math.prod(each.shape)) for each in weights.tensors]
     in_matrices = sum(count for is_matrix, count in counts if is_matrix)
     return in_matrices, not _AVERAGE.search(weights.key), sum(count for _, count in counts)

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from tempbalance.cli.terminal import answered, stoppable
+from tempbalance.cli.terminal import answered, stoppable, tell, wide_output
 
 data = typer.Typer(no_args_is_help=True, help="Datasets: list them, fetch them before runs need them, find them.")
 
@@ -23,7 +22,7 @@ _Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Datasets; 
 
 @data.command("list")
 def list_(cache: _Cache = None) -> None:
-    """List all datasets with their sizes, whether they are fetched, and their licences."""
+    """List all datasets with their approximate sizes, whether they are fetched, and their licences."""
     with answered("lab"):
         from tempbalance.lab.download import cache_folder, is_fetched, remote_data
 
@@ -32,10 +31,10 @@ def list_(cache: _Cache = None) -> None:
             table.add_column(name, justify="right" if name == "size" else "left", no_wrap=name != "licence")
         for name, each in remote_data().items():
             fetched = "yes" if is_fetched(name, cache=cache) else "no"
-            table.add_row(name, decimal(each.num_bytes), fetched, each.licence)
-        console = Console()
-        (console if console.is_terminal else Console(width=160)).print(table)
-        typer.echo(f"They are kept in {cache_folder(cache)}")
+            size = decimal(each.num_bytes, precision=int(each.num_bytes >= 1e9))
+            table.add_row(name, f"about {size}", fetched, each.licence)
+        wide_output(160).print(table)
+        tell(f"They are kept in {cache_folder(cache)}")
 
 
 @data.command()
@@ -48,7 +47,7 @@ def fetch(names: _Names, cache: _Cache = None) -> None:
             find_data(name)
         for name in dict.fromkeys(names):
             for path in fetch_data(name, cache=cache):
-                typer.echo(path)
+                tell(path)
 
 
 @data.command()
@@ -58,4 +57,4 @@ def path(name: Annotated[str, typer.Argument(metavar="NAME", help="A dataset.")]
         from tempbalance.lab.download import data_paths
 
         for each in data_paths(name, cache=cache):
-            typer.echo(each)
+            tell(each)

@@ -1,1 +1,1 @@
-"""Temperature balancing in other people's training; each module needs its trainer only when it is imported."""
+"""Temperature balancing in other trainers; importing a module needs its trainer."""

@@ -13,18 +13,17 @@ from tempbalance.optim.scheduler import TempBalance
 
 
 def prepare_scheduler(accelerator: Accelerator, scheduler: TempBalance) -> BalancedScheduler:
-    """Use it for `TempBalance` where ``accelerator.prepare`` would be; it is saved and loaded with the rest.
+    """Prepare a `TempBalance`, in place of ``accelerator.prepare``; it is saved and loaded with the rest.
 
-    accelerate steps a scheduler as often as there are processes after each optimizer step, so that the base schedule
-    goes by the number of samples. Here the base schedule still does, while ``interval``, ``start`` and ``lag`` count
-    optimizer steps.
+    After each optimizer step, accelerate steps a scheduler once per process, so that the base schedule counts samples.
+    The base schedule still does, while ``interval``, ``start`` and ``lag`` count optimizer steps.
 
     Args:
-        accelerator: After its ``prepare`` has had the model and the optimizer.
-        scheduler: Built on that optimizer.
+        accelerator: The accelerator, after ``prepare`` of the model and the optimizer.
+        scheduler: A scheduler of the prepared optimizer.
 
     Raises:
-        TypeError: If the scheduler is another one.
+        TypeError: If the scheduler is not a `TempBalance`.
     """
     if not isinstance(scheduler, TempBalance):
         raise TypeError(f"scheduler must be TempBalance, got {type(scheduler).__name__}")
@@ -35,26 +34,26 @@ def prepare_scheduler(accelerator: Accelerator, scheduler: TempBalance) -> Balan
         split_batches=accelerator.split_batches,
     )
     prepared.count(accelerator.num_processes)
-    accelerator.register_save_state_pre_hook(lambda *_: prepared.wait())  # every process is there
-    found: BalancedScheduler = accelerator.prepare_scheduler(prepared)  # which keeps it as it is
+    accelerator.register_save_state_pre_hook(lambda *_: prepared.wait())  # runs on every process
+    found: BalancedScheduler = accelerator.prepare_scheduler(prepared)  # returned unchanged
     return found
 
 
 class BalancedScheduler(AcceleratedScheduler):  # type: ignore[misc]
-    """What `prepare_scheduler` gives; stepped after each ``optimizer.step()``, under ``accumulate`` too."""
+    """Scheduler of `prepare_scheduler`; step it after each ``optimizer.step()``, also under ``accumulate``."""
 
     _is_accelerate_prepared = True
     scheduler: Any
     split_batches: bool
 
     def count(self, num_processes: int) -> None:
-        """Have accelerate step the scheduler once an optimizer step, and that its base schedule as often as due."""
+        """Step the scheduler once per optimizer step, and its base schedule as often as accelerate would."""
         self._is_repeated = self.step_with_optimizer and not self.split_batches
         self._num_steps = num_processes if self._is_repeated else 1
         self.split_batches = True
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step it, where the optimizer was."""
+        """Step the scheduler if the optimizer has stepped."""
         if isinstance(self.scheduler, TempBalance):
             schedule = self.scheduler.schedule
             # accelerate does not step OneCycleLR beyond its end
@@ -63,18 +62,18 @@ class BalancedScheduler(AcceleratedScheduler):  # type: ignore[misc]
         super().step(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else that `TempBalance` has, such as ``table``."""
+        """Return any other attribute of `TempBalance`, such as ``table``."""
         if name == "scheduler":  # not set yet
             raise AttributeError(name)
         return getattr(self.scheduler, name)
 
     def wait(self) -> None:
-        """Wait for a scoring in the background, on every process; ``accelerator.save_state`` does it by itself."""
+        """Wait on every process for a scoring in the background; ``accelerator.save_state`` calls this."""
         if isinstance(self.scheduler, TempBalance):
             self.scheduler.wait()
 
     def restore(self) -> None:
-        """Put the base rates back and go on with the base schedule alone."""
+        """Restore the base learning rates and continue with the base schedule alone."""
         self.scheduler.restore()
         self.split_batches = not self._is_repeated
         optimizer, schedule = self.scheduler.optimizer, self.scheduler.schedule

@@ -35,8 +35,8 @@ class TempBalanceCallback(Callback):
 
     Args:
         unit: What ``interval``, ``start`` and ``stop`` count: ``epoch``, or ``step`` for optimizer steps, where the
-            module's scheduler is stepped after each of them. In a module that optimizes by hand they count the
-            module's own calls of ``scheduler.step()``.
+            module's scheduler is stepped after each of them. With manual optimization they count the module's own
+            calls of ``scheduler.step()``.
         max_layers: Number of layers whose values are logged.
         **options: Of `TempBalance`.
 
@@ -65,13 +65,13 @@ class TempBalanceCallback(Callback):
             self.schedulers, self._logs, self._saved, self._is_late = [], [], [], False
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing; but Lightning asks every process for it before it saves the schedulers."""
+        """Wait for the schedulers; Lightning calls this on every process before it saves them."""
         for scheduler in self.schedulers:
             scheduler.wait()
         return {}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """See whether the optimizers were split when they were saved; if not, they are loaded first and split then."""
+        """Check whether the saved optimizers are split; if not, they are loaded before they are split."""
         groups = [group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]]
         self._is_late = bool(groups) and not any(LABEL in group for group in groups)
         states = [state for state in checkpoint.get("lr_schedulers", ()) if is_state(state)]
@@ -83,17 +83,17 @@ class TempBalanceCallback(Callback):
             self._take_over(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the scores that the training starts with."""
+        """Log the first scores."""
         if self._is_late:
             self._take_over(trainer, pl_module)
-        self._tell_loggers(trainer)
+        self._log_scores(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Log scores that are new."""
-        self._tell_loggers(trainer)
+        """Log new scores."""
+        self._log_scores(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell the last table, also to loggers that take text."""
+        """Log the last table, also to loggers that accept text."""
         for scheduler in self.schedulers if trainer.is_global_zero else ():
             _log.info("layers at the end of the training\n%s", scheduler.table())
             for logger in trainer.loggers:
@@ -122,7 +122,7 @@ class TempBalanceCallback(Callback):
             self._logs.append(LayerLog(max_layers=self.max_layers))
 
     def _in_calls(self, trainer: Trainer, config: LRSchedulerConfig | None) -> dict[str, Any]:
-        """The options with epochs or optimizer steps converted to calls of the scheduler's ``step``."""
+        """Convert epochs or optimizer steps in the options to calls of the scheduler's ``step``."""
         if self.unit == "step" and (config is None or config.interval != "step"):
             raise ValueError(
                 "unit='step' needs a scheduler that Lightning steps after each optimizer step, the module's is stepped "
@@ -144,7 +144,7 @@ class TempBalanceCallback(Callback):
             name: max(0 if name == "start" else 1, round(value * per_unit)) for name, value in counted.items()
         }
 
-    def _tell_loggers(self, trainer: Trainer) -> None:
+    def _log_scores(self, trainer: Trainer) -> None:
         for log, scheduler in zip(self._logs, self.schedulers, strict=True):
             if trainer.is_global_zero and (values := log.news(scheduler)):
                 for logger in trainer.loggers:
@@ -152,7 +152,7 @@ class TempBalanceCallback(Callback):
 
 
 def restore_rates(trainer: Trainer) -> None:
-    """Put the base rates back and leave the schedulers that TempBalance was around, for the rest of the training."""
+    """Restore the base learning rates and continue with the module's own schedulers."""
     configs = trainer.strategy.lr_scheduler_configs
     for config in list(configs):
         if isinstance(scheduler := config.scheduler, TempBalance):
@@ -164,13 +164,13 @@ def restore_rates(trainer: Trainer) -> None:
 
 
 def _balanced_model(trainer: Trainer, module: LightningModule) -> nn.Module:
-    """The module, or FSDP1 around it, which alone knows its pieces."""
+    """Return the module, or the FSDP1 wrapper around it, which knows the shards."""
     whole = trainer.strategy.model
     return whole if isinstance(whole, FullyShardedDataParallel) else module
 
 
 def _calls_per_epoch(trainer: Trainer, config: LRSchedulerConfig) -> float:
-    """How often Lightning steps a scheduler in an epoch; infinite if the length of an epoch is not known."""
+    """Return the calls of a scheduler's ``step`` per epoch; infinite if the length of an epoch is not known."""
     if config.interval == "epoch":
         return 1 / config.frequency
     if trainer.train_dataloader is None:
@@ -181,7 +181,7 @@ def _calls_per_epoch(trainer: Trainer, config: LRSchedulerConfig) -> float:
 def _config_of(optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> LRSchedulerConfig | None:
     own = [config for config in configs if config.scheduler.optimizer is optimizer]
     if any(isinstance(config.scheduler, TempBalance) for config in own):
-        raise TypeError("the module returns TempBalance already: leave TempBalanceCallback out")
+        raise TypeError("the module returns TempBalance already: remove TempBalanceCallback")
     if len(own) > 1:
         raise ValueError(
             f"{type(optimizer).__name__} has {len(own)} schedulers: return one, such as a ChainedScheduler of them"
@@ -192,6 +192,6 @@ def _config_of(optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> LRSche
 def _check_is_stepped(module: LightningModule, optimizer: Optimizer) -> None:
     if not module.automatic_optimization:
         raise ValueError(
-            f"{type(optimizer).__name__} has no scheduler, and the module optimizes by hand, so nothing would step "
+            f"{type(optimizer).__name__} has no scheduler, and the module uses manual optimization, so nothing steps "
             "TempBalance: return a scheduler with it, such as LambdaLR(optimizer, lambda step: 1.0), and step that"
         )

@@ -1,4 +1,4 @@
-"""Per-layer numbers for loggers, at bounded cost: after a scoring only, and for so many layers at most."""
+"""Per-layer numbers for loggers: only after a scoring, and for at most ``max_layers`` layers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ MAX_LAYERS = 64
 
 
 def layer_scalars(scheduler: TempBalance, *, max_layers: int = MAX_LAYERS) -> dict[str, float]:
-    """Alpha, scale and rate of the scored layers, and of all of them alpha's smallest, mean and largest value.
+    """Return alpha, scale and learning rate of the scored layers, and the smallest, mean and largest alpha.
 
     Args:
-        scheduler: What was scored last, and the rates as they are now.
-        max_layers: Of how many layers; of more, these are spread evenly over the depth.
+        scheduler: Scheduler with the last scores and the present learning rates.
+        max_layers: Number of layers. If more were scored, these are spread evenly over the depth.
 
     Returns:
-        ``alpha/<layer>``, ``scale/<layer>``, ``lr/<layer>``, ``alpha_min``, ``alpha_mean``, ``alpha_max``; where others
-        are balanced too, ``<target>_scale/<layer>``.
+        ``alpha/<layer>``, ``scale/<layer>``, ``lr/<layer>``, ``alpha_min``, ``alpha_mean``, ``alpha_max``, and
+        ``<target>_scale/<layer>`` for each other balanced target.
 
     Raises:
         ValueError: If ``max_layers`` is negative.
@@ -40,7 +40,7 @@ def layer_scalars(scheduler: TempBalance, *, max_layers: int = MAX_LAYERS) -> di
 
 
 class LayerLog:
-    """Gives `layer_scalars` once for each scoring, so that what is logged is bounded by ``interval`` too.
+    """Return `layer_scalars` once per scoring, so that ``interval`` bounds the log too.
 
     Args:
         max_layers: As in `layer_scalars`.
@@ -57,12 +57,12 @@ class LayerLog:
         self._seen: object = None
 
     def news(self, scheduler: TempBalance) -> dict[str, float]:
-        """`layer_scalars` if layers were scored since this was called last; nothing otherwise.
+        """Return `layer_scalars` if layers were scored since the last call, else an empty dict.
 
-        Under a budget there are ``tempbalance/share``, the share of the time that scoring took, and
-        ``tempbalance/oldest``, the calls of ``step`` since the oldest score, too.
+        With a budget, the dict also has ``tempbalance/share``, the share of the time spent on scoring, and
+        ``tempbalance/oldest``, the calls of ``step`` since the oldest score.
         """
-        if scheduler.last_scores is self._seen:  # each scoring makes a new one
+        if scheduler.last_scores is self._seen:  # each scoring makes a new dict
             return {}
         self._seen = scheduler.last_scores
         values = layer_scalars(scheduler, max_layers=self.max_layers)
@@ -72,12 +72,12 @@ class LayerLog:
 
 
 def table_text(scheduler: TempBalance) -> str:
-    """The scheduler's table as TensorBoard and others show it with its columns: indented."""
+    """Return the scheduler's table indented, so that TensorBoard keeps its columns."""
     return "\n".join(f"    {line}" for line in str(scheduler.table()).splitlines())
 
 
 def _rates(scheduler: TempBalance) -> dict[str, float]:
-    """Each layer's rate: that of the group with its weight, where its bias is in another."""
+    """Return the learning rate of each layer's weight, whose bias may be in another group."""
     groups = [group for group in scheduler.optimizer.param_groups if LABEL in group and group["params"]]
     groups.sort(key=lambda group: max(each.dim() for each in group["params"]))
     return {group[LABEL]: float(group["lr"]) for group in groups}

@@ -1,4 +1,4 @@
-"""Options of TempBalance that a trainer passes on, and schedulers for trainers that keep their own learning rates."""
+"""Checks of the options that a trainer passes on, and a scheduler for trainers with their own learning rates."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def check_options(options: dict[str, Any], *, required: Sequence[str] = ()) -> d
     """Refuse options that `TempBalance` does not have, before training starts.
 
     Args:
-        options: By name.
-        required: Options that must be given.
+        options: Options by name.
+        required: Names of required options.
 
     Raises:
         TypeError: If there is no such option, or a required one is missing.

@@ -1,6 +1,6 @@
-"""timm's schedulers, balanced through the key that they multiply by: a group's ``lr_scale``.
+"""timm's schedulers, balanced through ``lr_scale``, the factor of each group.
 
-Layer decay may be in that key already; a layer's scale is multiplied to it. timm itself is not needed here.
+Layer decay may use ``lr_scale`` already; a layer's scale multiplies it. This module does not import timm.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ _FIELD, _OWN = "lr_scale", "lr_scale_without_balance"
 
 
 class BalancedSchedule:
-    """A scheduler of timm with a balanced rate for each layer; stepped like it.
+    """A timm scheduler with a balanced learning rate for each layer; step it like the timm scheduler.
 
-    As timm's own, it is told the time, epochs or updates, and keeps none: scales are in the optimizer's groups, and so
-    in its state. To resume, load the optimizer and then call ``step`` or ``step_update`` with where the training is.
+    It has no counter: like timm's own, ``step`` takes the epoch and ``step_update`` the number of updates. The scales
+    are in the optimizer's groups, so the optimizer's state has them. To resume, load the optimizer, then call ``step``
+    or ``step_update`` with the present epoch or update.
 
     Args:
-        schedule: Of timm. Its optimizer is built from `param_groups`, or split before the schedule is built.
+        schedule: A timm scheduler. Build its optimizer from `param_groups`, or split the groups before you build it.
         model: The model whose layers are ranked.
-        **options: Of `TempBalance`. ``interval`` and ``start`` are in the schedule's own time: epochs, or updates if
-            that is what it goes by.
+        **options: Options of `TempBalance`. ``interval`` and ``start`` count what the schedule counts, epochs or
+            updates.
 
     Attributes:
         scheduler: A `TempBalance` with the last scores and the table.
 
     Raises:
-        TypeError: If it is no scheduler of timm, or one that does not multiply by ``lr_scale`` (PlateauLRScheduler).
+        TypeError: If ``schedule`` is not a timm scheduler, or does not multiply by ``lr_scale`` (PlateauLRScheduler).
         ValueError: If the groups were split after the schedule was built, or are not split.
     """
 
@@ -49,28 +50,28 @@ class BalancedSchedule:
             self._score()
 
     def step(self, epoch: int, metric: float | None = None) -> None:
-        """At the end of an epoch, with the number of the next."""
+        """Score if due and step the schedule; call it at the end of an epoch with the number of the next."""
         if self.schedule.t_in_epochs:
             self._score_if_due(epoch)
         self.schedule.step(epoch, metric)
 
     def step_update(self, num_updates: int, metric: float | None = None) -> None:
-        """After an update, with the number of updates so far."""
+        """Score if due and step the schedule; call it after an update with the number of updates so far."""
         if not self.schedule.t_in_epochs:
             self._score_if_due(num_updates)
         self.schedule.step_update(num_updates, metric)
 
     def state_dict(self) -> dict[str, Any]:
-        """The schedule's; the scales are in the optimizer's."""
+        """Return the schedule's state; the scales are in the optimizer's state."""
         state: dict[str, Any] = self.schedule.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Hand the state on to the schedule."""
+        """Load the schedule's state."""
         self.schedule.load_state_dict(state_dict)
 
     def restore(self) -> None:
-        """Put the groups' own ``lr_scale`` and rates back; the schedule may then be stepped alone."""
+        """Restore the groups' own ``lr_scale`` and learning rates; then step the schedule alone."""
         for group in self.schedule.optimizer.param_groups:
             if _OWN in group:
                 _set_scale(group, group.pop(_OWN))
@@ -87,7 +88,7 @@ class BalancedSchedule:
 
 
 def _set_scale(group: dict[str, Any], scale: float) -> None:
-    """Set what timm multiplies by next, and the rate that it has multiplied already."""
+    """Set the factor of timm's next step, and apply it to the present learning rate."""
     group["lr"] = group["lr"] * (scale / group.get(_FIELD, 1.0))
     group[_FIELD] = scale
 
@@ -95,10 +96,10 @@ def _set_scale(group: dict[str, Any], scale: float) -> None:
 def _check_schedule(schedule: Any) -> None:
     kind = type(schedule).__name__
     if not all(hasattr(schedule, name) for name in ("optimizer", "update_groups", "t_in_epochs", "base_values")):
-        raise TypeError(f"schedule must be a scheduler of timm, got {kind}; for torch's there is TempBalance")
+        raise TypeError(f"schedule must be a timm scheduler, got {kind}; use TempBalance with torch's schedulers")
     if hasattr(schedule, "lr_scheduler"):
         raise TypeError(
-            f"{kind} goes on from the present rates instead of multiplying by {_FIELD!r}: it can't be balanced"
+            f"{kind} changes the present learning rates instead of multiplying by {_FIELD!r}: it can't be balanced"
         )
     num_groups = len(schedule.optimizer.param_groups)
     if len(schedule.base_values) != num_groups:

@@ -1,7 +1,7 @@
-"""transformers' Trainer with a balanced rate for each layer.
+"""transformers' Trainer with a balanced learning rate for each layer.
 
-The Trainer makes its optimizer and its schedule as it always does, for the arguments it is given; here the groups are
-split and TempBalance goes around the schedule. Saving, resuming, warm-up and gradient accumulation stay the Trainer's.
+The Trainer makes its optimizer and its schedule as usual. Then the groups are split and TempBalance wraps the schedule.
+Saving, resuming, warm-up and gradient accumulation are the Trainer's.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _log = logging.getLogger("tempbalance")
 
 
 class TempBalanceMixin:
-    """Put before any Trainer: ``class Mine(TempBalanceMixin, SFTTrainer)``.
+    """Mixin that balances any Trainer: ``class Mine(TempBalanceMixin, SFTTrainer)``.
 
     Args:
-        *args: Of the Trainer.
-        balance: Options of `TempBalance`. ``interval``, optimizer steps between scorings, has to be there.
-        max_layers: Of how many layers numbers are logged.
-        **kwargs: Of the Trainer.
+        *args: Arguments of the Trainer.
+        balance: Options of `TempBalance`. ``interval``, the optimizer steps between scorings, is required.
+        max_layers: Number of layers whose values are logged.
+        **kwargs: Arguments of the Trainer.
 
     Raises:
         TypeError: If an option does not exist, or ``interval`` is missing.
@@ -52,14 +52,14 @@ class TempBalanceMixin:
         self.callback_handler.add_callback(LayerLogCallback(self.callback_handler.callbacks, max_layers=max_layers))
 
     def create_optimizer(self, model: Any = None) -> Optimizer:
-        """The Trainer's optimizer, or the one it was given, with its groups split by layer."""
+        """Create the Trainer's optimizer, or take the given one, and split its groups by layer."""
         optimizer: Optimizer = super().create_optimizer(model)  # type: ignore[misc]
         schedules = [] if isinstance(self.lr_scheduler, TempBalance | None) else [self.lr_scheduler]
         split_param_groups(optimizer, self.model if model is None else model, schedulers=schedules)
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """TempBalance around the Trainer's schedule, or around the one it was given.
+        """Wrap the Trainer's schedule, or the given one, in TempBalance.
 
         Raises:
             ValueError: If the schedule is ReduceLROnPlateau.
@@ -71,14 +71,14 @@ class TempBalanceMixin:
             return schedule
         if isinstance(schedule, ReduceLROnPlateau):
             raise ValueError(
-                "ReduceLROnPlateau can't be balanced here: the Trainer steps it after evaluations, which it knows by "
-                "the type, and TempBalance around it hides that"
+                "ReduceLROnPlateau can't be balanced here: the Trainer steps it after evaluations only if it finds "
+                "this type, and TempBalance around it hides the type"
             )
         self.lr_scheduler = self._balanced = TempBalance(schedule.optimizer, self.model, schedule, **self.balance)
         return self._balanced
 
     def restore_rates(self) -> None:
-        """Put the base rates back and leave the Trainer its own schedule, for the rest of this training.
+        """Restore the base learning rates and continue with the Trainer's own schedule.
 
         Raises:
             RuntimeError: If no training has started.
@@ -92,11 +92,7 @@ class TempBalanceMixin:
         self._balanced = None
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Refuse a checkpoint of a training without balancing, whose optimizer has other groups.
-
-        Raises:
-            ValueError: It says what to do.
-        """
+        """Refuse a checkpoint saved without balancing, because its optimizer has other groups."""
         file = None if checkpoint is None else Path(checkpoint) / SCHEDULER_NAME
         if file is not None and file.exists() and not is_state(torch.load(file, weights_only=True)):
             raise ValueError(
@@ -106,7 +102,7 @@ class TempBalanceMixin:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Every process comes here, the first alone then saves the scheduler."""
+        """Wait on every process before the first one saves the scheduler."""
         if self._balanced is not None:
             self._balanced.wait()
         super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
@@ -117,13 +113,13 @@ class TempBalanceTrainer(TempBalanceMixin, Trainer):
 
 
 class LayerLogCallback(TrainerCallback):
-    """Hands each layer's numbers to what the Trainer reports to (TensorBoard, Weights & Biases, ...), and a table.
+    """Send each layer's numbers and a table to the Trainer's reporters (TensorBoard, Weights & Biases, ...).
 
-    They do not go through the Trainer's log, which is printed and kept in every checkpoint.
+    They bypass the Trainer's log, which is printed and saved in every checkpoint.
 
     Args:
-        callbacks: The Trainer's, among which those are that report.
-        max_layers: Of how many layers.
+        callbacks: The Trainer's callbacks, including the reporters.
+        max_layers: Number of layers whose values are logged.
     """
 
     def __init__(self, callbacks: list[TrainerCallback], *, max_layers: int = MAX_LAYERS) -> None:
@@ -133,7 +129,7 @@ class LayerLogCallback(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        """Report what is new where the Trainer logs; its last log, after the last step, gets the table."""
+        """Report new scores whenever the Trainer logs, and the table with its last log."""
         scheduler = kwargs.get("lr_scheduler")
         if not isinstance(scheduler, TempBalance):
             return

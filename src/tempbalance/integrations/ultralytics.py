@@ -1,7 +1,7 @@
-"""ultralytics' training, balanced through plain callbacks; the package itself is neither imported nor subclassed.
+"""ultralytics' training, balanced through plain callbacks; the package is neither imported nor subclassed.
 
-Its warm-up, schedule, checkpoints and log of rates all go by its own few param groups, and these are left as they are:
-only while the optimizer steps does it see them split by layer, each part at its group's rate times its scale.
+Its warm-up, schedule, checkpoints and logs use its own few param groups, which stay as they are. They are split by
+layer only while the optimizer steps: each part then has its group's learning rate times its scale.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Group = dict[str, Any]
 
 
 def balance(model: Any, **options: Any) -> UltralyticsBalance:
-    """Add the callbacks to a model of ultralytics, before its ``train``.
+    """Add the callbacks to an ultralytics model, before its ``train``.
 
     Args:
-        model: What has ``add_callback(event, function)``.
-        **options: As for `UltralyticsBalance`.
+        model: An ultralytics model, or any object with ``add_callback(event, function)``.
+        **options: Options of `UltralyticsBalance`.
 
     Returns:
-        What does it; its ``scheduler`` has the table.
+        The balance, whose ``scheduler`` has the table.
     """
     found = UltralyticsBalance(**options)
     for event, callback in found.callbacks().items():
@@ -39,11 +39,11 @@ def balance(model: Any, **options: Any) -> UltralyticsBalance:
 
 
 class UltralyticsBalance:
-    """Callbacks that give each layer a balanced rate.
+    """Callbacks that give each layer a balanced learning rate.
 
     Args:
-        **options: Of `TempBalance`. ``interval`` and ``start`` are in epochs. A resumed training, which ultralytics
-            starts from averaged weights in half precision, is scored anew.
+        **options: Options of `TempBalance`. ``interval`` and ``start`` are in epochs. A resumed training is scored
+            again, because ultralytics resumes from averaged weights in half precision.
 
     Attributes:
         scheduler: A `TempBalance` with the last scores and the table, once the training has started.
@@ -61,7 +61,7 @@ class UltralyticsBalance:
         self._hooks: list[Any] = []
 
     def callbacks(self) -> dict[str, Callable[[Any], None]]:
-        """By the name of the event."""
+        """Return the callbacks by event."""
         return {
             "on_train_start": self.on_train_start,
             "on_train_epoch_start": self.on_train_epoch_start,
@@ -70,7 +70,7 @@ class UltralyticsBalance:
         }
 
     def on_train_start(self, trainer: Any) -> None:
-        """Take hold of the optimizer, which has been restored by now if the training goes on from a checkpoint."""
+        """Hook into the optimizer, which is already restored if the training resumes from a checkpoint."""
         self.restore()
         self._optimizer = optimizer = trainer.optimizer
         self._parts = [
@@ -85,19 +85,19 @@ class UltralyticsBalance:
         ]
 
     def on_train_epoch_start(self, trainer: Any) -> None:
-        """Score the layers, if that is due."""
+        """Score the layers if due."""
         assert self.scheduler is not None, "on_train_start was not called"
         late = trainer.epoch - self.start
         if late >= 0 and (late % self.interval == 0 or not self.scheduler.last_scores):
             self.scheduler.rescore()
 
     def on_train_end(self, trainer: Any) -> None:
-        """Tell the last table."""
+        """Log the last table."""
         assert self.scheduler is not None, "on_train_start was not called"
         _log.info("layers at the end of the training\n%s", self.scheduler.table())
 
     def restore(self, trainer: Any = None) -> None:
-        """Let go of the optimizer, which then steps at its own rates."""
+        """Remove the hooks, so that the optimizer steps at its own learning rates."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

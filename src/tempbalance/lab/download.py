@@ -1,4 +1,4 @@
-"""Files from elsewhere: downloaded once, checked, kept in a cache; archives are read without being unpacked."""
+"""Download files once into a cache and check them; read archives without unpacking them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 ATTEMPTS = 5  # for one address, while bytes arrive
 TIMEOUT = (10, 60)  # seconds to connect, and without a byte
 LOCK_TIMEOUT = 3600  # seconds to wait for another process that downloads the same file
-CHUNK = 1 << 14  # at most so many bytes are lost when a connection is cut
+CHUNK = 1 << 14  # bytes, at most lost when a connection breaks
 
 
 class DownloadError(OSError):
-    """A file that none of its addresses gave."""
+    """A file could not be downloaded from any of its addresses."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,14 @@ class RemoteFile:
     """A file to download.
 
     Attributes:
-        name: Its path inside the cache folder.
-        urls: Its addresses, in the order in which they are tried.
-        md5: The checksum of its bytes.
-        num_bytes: Its size; 0 if it is not known.
+        name: Path inside the cache folder.
+        urls: Addresses, in the order in which they are tried.
+        md5: Checksum of the file.
     """
 
     name: str
     urls: tuple[str, ...]
     md5: str
-    num_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,54 +48,46 @@ class RemoteData:
 
     Attributes:
         files: Its files.
-        licence: The terms of use, in a few words.
-        decoded: Bytes of what is kept in the cache beside the files.
+        licence: The terms of use, or where to read about them.
+        num_bytes: About the size of the files and of what is kept in the cache beside them.
     """
 
     files: tuple[RemoteFile, ...]
     licence: str
-    decoded: int = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the files and of what is kept beside them."""
-        return sum(file.num_bytes for file in self.files) + self.decoded
+    num_bytes: int
 
 
 @cache
 def remote_data() -> dict[str, RemoteData]:
-    """Return the datasets that are downloaded, by name."""
+    """Return the downloadable datasets by name."""
     import yaml  # type: ignore[import-untyped]
 
     found = {}
     content = yaml.safe_load(Path(__file__).with_name("datasets.yaml").read_text(encoding="utf-8"))
     for name, data in content.items():
         files = tuple(
-            RemoteFile(str(Path(data.get("folder", "")) / file), tuple(url + file for url in data["urls"]), md5, size)
-            for file, (size, md5) in data["files"].items()
+            RemoteFile(str(Path(data.get("folder", "")) / file), tuple(url + file for url in data["urls"]), md5)
+            for file, md5 in data["files"].items()
         )
-        found[name] = RemoteData(files, data["licence"], data.get("decoded", 0))
+        num_bytes = 1_000_000 * (data["megabytes"] + data.get("decoded", 0))
+        found[name] = RemoteData(files, data["licence"], num_bytes)
     return found
 
 
 def find_data(name: str) -> RemoteData:
-    """Return a dataset that is downloaded.
-
-    Raises:
-        ValueError: If there is none of this name; it names the closest.
-    """
+    """Return a downloadable dataset; raise ValueError with the closest name if it is unknown."""
     if name not in remote_data():
         raise ValueError(unknown("dataset", name, remote_data()))
     return remote_data()[name]
 
 
 def data_paths(name: str, *, cache: Path | None = None) -> list[Path]:
-    """Return where the files of a dataset are, or will be, in the cache folder; errors are as of `find_data`."""
+    """Return the paths of a dataset's files in the cache folder, whether downloaded or not."""
     return [cache_folder(cache) / file.name for file in find_data(name).files]
 
 
 def is_fetched(name: str, *, cache: Path | None = None) -> bool:
-    """Whether the cache folder has all files of a dataset; checksums are compared when it is loaded."""
+    """Whether the cache folder has all files of a dataset; loading compares the checksums."""
     return all(path.is_file() for path in data_paths(name, cache=cache))
 
 
@@ -105,14 +95,14 @@ def fetch_data(name: str, *, cache: Path | None = None, progress: bool = True) -
     """Download the files of a dataset that the cache folder lacks, and return their paths.
 
     Raises:
-        ValueError: If there is no such dataset.
-        DownloadError: If a file is not to be had.
+        ValueError: If the dataset is unknown.
+        DownloadError: If a file cannot be downloaded.
     """
     return [fetch(file, cache=cache, progress=progress) for file in find_data(name).files]
 
 
 def cache_folder(cache: Path | None = None) -> Path:
-    """Where downloads are kept: ``cache``, else ``$TEMPBALANCE_CACHE``, else the system's folder for caches."""
+    """Return the cache folder: ``cache``, else ``$TEMPBALANCE_CACHE``, else the system's cache folder."""
     if cache is None and (setting := os.environ.get("TEMPBALANCE_CACHE")):
         cache = Path(setting)
     if cache is None:
@@ -123,19 +113,19 @@ def cache_folder(cache: Path | None = None) -> Path:
 
 
 def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True) -> Path:
-    """Download a file unless the cache has it, and give its path.
+    """Download a file if the cache lacks it, and return its path.
 
-    What arrives is collected in ``<name>.part``. A download that was cut goes on from there, in the same call or a
-    later one, where the server can do that, and starts again where it cannot. The file gets its name only when its
-    checksum is right; wrong bytes are deleted. Processes that want the same file wait for the one that downloads it.
+    Bytes are collected in ``<name>.part``. An interrupted download resumes from there if the server supports it, and
+    otherwise starts again. The file gets its name only if its checksum is right; wrong bytes are deleted. Other
+    processes that need the same file wait.
 
     Args:
-        file: What to download.
+        file: File to download.
         cache: The cache folder; see `cache_folder`.
         progress: Show a progress bar on stderr.
 
     Raises:
-        DownloadError: If no address gave the right bytes; it tells what each gave.
+        DownloadError: If no address gave the right bytes; the message has the failure of each.
         OSError: If the cache folder cannot be written.
     """
     import pooch
@@ -154,7 +144,7 @@ def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True)
         path=path.parent,
         downloader=partial(_download, part=part, progress=progress),
     )
-    pooch.get_logger().setLevel("WARNING")  # the bar and the error say what it would
+    pooch.get_logger().setLevel("WARNING")
     failures = []
     with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT):
         for url in file.urls:
@@ -167,10 +157,10 @@ def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True)
                     again = _size(part) > before
                 except ValueError as err:  # pooch's: the checksum is wrong, both are in its message
                     failures.append(f"{url}: {err}")
-                    again = before > 0  # the fault may lie in what was there
+                    again = before > 0  # the earlier bytes may be wrong
                 if not again:
                     break
-    kept = f"; the {_size(part)} bytes in {part} are kept, and the next call goes on from there" if _size(part) else ""
+    kept = f"; the {_size(part)} bytes in {part} are kept, and the next call resumes from there" if _size(part) else ""
     raise DownloadError(f"{file.name} could not be downloaded to {path.parent}{kept}: {'; '.join(failures)}")
 
 
@@ -179,11 +169,7 @@ def _size(path: Path) -> int:
 
 
 def _download(url: str, output_file: str, _: object, *, part: Path, progress: bool) -> None:
-    """A downloader for pooch that goes on where the part file ends.
-
-    Raises:
-        RequestException: If the address does not give all of the file.
-    """
+    """Download for pooch, resuming where the part file ends."""
     from requests import ConnectionError
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -207,14 +193,10 @@ def _download(url: str, output_file: str, _: object, *, part: Path, progress: bo
 
 
 def _request(url: str, *, offset: int) -> Response:
-    """Ask for a file from an offset on; the answer has status 206 if it starts there, 200 if at the beginning.
-
-    Raises:
-        RequestException: If the server cannot be reached or refuses.
-    """
+    """Request a file from an offset; status 206 if the response starts there, 200 if at the beginning."""
     import requests
 
-    headers = {"Accept-Encoding": "identity"}  # the file itself, not one compressed for the way
+    headers = {"Accept-Encoding": "identity"}  # no compression in transit
     if offset:
         headers["Range"] = f"bytes={offset}-"
     response = requests.get(url, headers=headers, stream=True, timeout=TIMEOUT)
@@ -226,11 +208,10 @@ def _request(url: str, *, offset: int) -> Response:
 
 
 def read_archive(path: Path, *patterns: str) -> dict[str, bytes]:
-    """The files in a tar or zip archive whose names match a pattern, by name, sorted. Nothing is written.
+    """Return the files in a tar or zip archive whose names match a pattern, sorted by name.
 
     Raises:
-        ValueError: If a member, wanted or not, is a link or a device or points outside the archive's folder, or if the
-            archive is damaged; it names both.
+        ValueError: If the archive is damaged, or any member is a link or a device or lies outside the folder.
     """
     read = _read_zip if zipfile.is_zipfile(path) else _read_tar
     try:
@@ -263,11 +244,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _check_member(path: Path, name: str, *, is_plain: bool) -> None:
-    """Refuse a member that would reach outside the folder if it were unpacked.
-
-    Raises:
-        ValueError: If it would.
-    """
+    """Refuse a member that would be unpacked outside the folder."""
     place = PureWindowsPath(name)  # takes both kinds of slashes, and drives
     if not is_plain or place.anchor or ".." in place.parts:
         raise ValueError(f"{path}: members must be files or folders inside the archive's folder, got {name!r}")

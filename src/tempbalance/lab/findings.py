@@ -193,7 +193,7 @@ class Findings:
 
     @property
     def is_best_reported(self) -> bool:
-        """As `Tried.is_best_reported`."""
+        """Whether the best epoch counts instead of the last one."""
         return bool(self.cells) and self.cells[0].tried[0].is_best_reported
 
     @property

@@ -26,7 +26,7 @@ _NARROW = 100  # columns of a terminal below which the learning rates are not sh
 
 
 def say(console: Console, text: str) -> None:
-    """Print a sentence in a line of its own, as it is."""
+    """Print a line as plain text."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -34,9 +34,9 @@ class RunProgress:
     """Progress of a run: a bar in a terminal, elsewhere a line for each epoch.
 
     Args:
-        console: Where to.
-        recipe: What is trained.
-        num_steps: Of the whole run.
+        console: Console to print to.
+        recipe: Recipe of the run.
+        num_steps: Steps of the whole run.
 
     Attributes:
         is_hidden: Whether no bar is shown.
@@ -85,15 +85,15 @@ class RunProgress:
 
 
 def epoch_text(recipe: BaseRecipe, metrics: Line) -> str:
-    """Return an epoch in one line."""
-    told = [f"train loss {metrics['train_loss']:.4f}"] if "train_loss" in metrics else []
+    """Describe an epoch in one line."""
+    parts = [f"train loss {metrics['train_loss']:.4f}"] if "train_loss" in metrics else []
     if "train_accuracy" in metrics:
-        told.append(f"train accuracy {metrics['train_accuracy']:.2f} %")
+        parts.append(f"train accuracy {metrics['train_accuracy']:.2f} %")
     if (value := metrics.get(recipe.measure.name)) is not None:
-        told.append(recipe.measure.text(value))
+        parts.append(recipe.measure.text(value))
     if "lr_min" in metrics:
-        told.append(f"learning rate {metrics['lr_min']:.3g} to {metrics['lr_max']:.3g}")
-    return f"epoch {metrics['epoch']} of {recipe.num_epochs}: {', '.join(told)}"
+        parts.append(f"learning rate {metrics['lr_min']:.3g} to {metrics['lr_max']:.3g}")
+    return f"epoch {metrics['epoch']} of {recipe.num_epochs}: {', '.join(parts)}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -121,7 +121,7 @@ class Times:
             self.learn(job)
 
     def learn(self, job: Job) -> None:
-        """Take a run's time into account: the one it says if it is complete, otherwise that between its files."""
+        """Learn the time per epoch from a run: its result if complete, else the ages of its files."""
         result = job.result
         if result is not None and "diverged" in result:
             return
@@ -133,7 +133,7 @@ class Times:
             self._guessed[job.recipe.pace] = max(now - begun, 0) / num_finished
 
     def left(self, jobs: Iterable[Job]) -> tuple[float, int]:
-        """Seconds that unfinished jobs take one after the other, and how many of them are unlike any known."""
+        """Return the seconds of unfinished jobs in sequence, and how many of them have no known time."""
         seconds, num_unknown = 0.0, 0
         for job in jobs:
             known = self._found.get(job.recipe.pace)
@@ -146,28 +146,31 @@ class Times:
 
 
 def time_text(times: Times, jobs: Sequence[Job], num_slots: int) -> str:
-    """How long unfinished jobs take, so many at a time."""
+    """Describe the time that unfinished jobs take, ``num_slots`` at a time."""
     if not jobs:
         return "nothing to do"
     seconds, num_unknown = times.left(jobs)
     if num_unknown == len(jobs):
         return "time not known: no run like these has finished an epoch here"
-    told = f"about {seconds_text(seconds / min(num_slots, len(jobs)))} to go, {num_slots} at a time"
-    return told + (f", not counting {num_unknown} unlike any that exist" if num_unknown else "")
+    text = f"about {seconds_text(seconds / min(num_slots, len(jobs)))} to go, {num_slots} at a time"
+    return text + (f", not counting {num_unknown} unlike any that exist" if num_unknown else "")
+
+
+_STATES = ("done", "running", "waiting", "failed", "left")
 
 
 def count_text(counts: Counter[str]) -> str:
-    """How many runs stand where."""
-    return ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "left"))
+    """Describe how many runs are done, running, waiting, failed and left."""
+    return ", ".join(f"{counts[name]} {name}" for name in _STATES if counts[name] or name != "waiting")
 
 
 def job_labels(jobs: Sequence[Job]) -> dict[Job, str]:
-    """What tells each job from the others, in words; the folder's name where nothing does."""
+    """Describe each job by its options that differ from the other jobs'; by its folder if none differs."""
     keys = {job: job.recipe.to_dict() for job in jobs}
     used = {name for job in jobs for name in job.recipe.key}
     names = [name for name in dict.fromkeys(name for key in keys.values() for name in key) if name in used]
     varied = [name for name in names if len({repr(key[name]) for key in keys.values() if name in key}) > 1]
-    silent = ("dataset", "model", "method")  # their values speak for themselves
+    silent = ("dataset", "model", "method")  # shown without their names
     return {
         job: ", ".join(str(key[name]) if name in silent else f"{name} {key[name]}" for name in varied if name in key)
         or job.folder.name
@@ -176,7 +179,7 @@ def job_labels(jobs: Sequence[Job]) -> dict[Job, str]:
 
 
 def running_table(running: Iterable[Job], jobs: Sequence[Job]) -> Table:
-    """The runs under way with their epochs, named by what tells them from the others of a sweep."""
+    """Return a table of the running jobs with their epochs."""
     labels = job_labels(jobs)
     table = Table.grid(padding=(0, 2))
     for job in running:
@@ -189,12 +192,12 @@ def running_table(running: Iterable[Job], jobs: Sequence[Job]) -> Table:
 
 
 class SweepView:
-    """A bar, the counts and the runs under way in a terminal; elsewhere a line for each run that ends.
+    """Progress of a sweep: a bar, counts and running jobs in a terminal, else a line per finished run.
 
     Args:
-        jobs: All of the sweep.
-        console: Where to.
-        num_slots: How many run at a time.
+        jobs: All jobs of the sweep.
+        console: Console to print to.
+        num_slots: Number of jobs that run at a time.
     """
 
     def __init__(self, jobs: Sequence[Job], console: Console, *, num_slots: int) -> None:
@@ -217,7 +220,7 @@ class SweepView:
             self._live.stop()
 
     def update(self, running: Sequence[Job], failures: dict[Job, str]) -> None:
-        """Draw anew, a few times a second."""
+        """Redraw, a few times a second."""
         if self._live is None or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + 0.5
@@ -230,13 +233,13 @@ class SweepView:
         total = sum(job.recipe.num_epochs for job in self.jobs)
         finished_epochs = sum(job.recipe.num_epochs if job in self._done else self._begun[job] for job in self.jobs)
         bar = Table.grid(padding=(0, 2))
-        told = f"{finished_epochs:,} of {total:,} epochs; {count_text(counts)}"
-        bar.add_row(ProgressBar(total=total, completed=finished_epochs, width=30), Text(told))
+        text = f"{finished_epochs:,} of {total:,} epochs; {count_text(counts)}"
+        bar.add_row(ProgressBar(total=total, completed=finished_epochs, width=30), Text(text))
         time_left = Text(time_text(self._times, left, self.num_slots), style="dim")
         self._live.update(Group(bar, time_left, running_table(running, self.jobs)), refresh=True)
 
     def ended(self, job: Job, failure: str | None) -> None:
-        """Note it, and say it where there is no bar. Failures, and each new warning of a run, are said everywhere."""
+        """Record the end of a job. Print it if there is no bar; always print failures and new warnings."""
         if failure is None:
             self._done.add(job)
             self._times.learn(job)

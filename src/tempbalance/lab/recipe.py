@@ -31,6 +31,7 @@ from tempbalance.lab.options import (
     Rule,
     ScaleRange,
     Score,
+    ScoreBaseline,
     Seed,
     Share,
     Tail,
@@ -210,6 +211,13 @@ class BaseRecipe(BaseModel):
         return cls(**{str(name): value for name, value in options.items()})
 
 
+# Options of scoring. min_eigenvalues is not among them: some studies use it after training.
+_SCORING = {
+    "tail", "tail_fraction", "score", "interval", "interval_steps", "start", "score_first", "score_last", "reference",
+    "windows",
+}  # fmt: skip
+
+
 class ScoredRecipe(BaseRecipe):
     """Base of recipes whose layers are scored, and balanced if the method says so. Defaults are the paper's."""
 
@@ -224,16 +232,24 @@ class ScoredRecipe(BaseRecipe):
     score_first: Annotated[bool, Field(description="Score the first layer too."), BALANCING] = False
     score_last: Annotated[bool, Field(description="Score the last layer too."), BALANCING] = False
     min_eigenvalues: Annotated[Count, Field(description="Skip layers with fewer eigenvalues."), BALANCING] = 50
+    score_baseline: ScoreBaseline = True
 
     @property
     def is_balanced(self) -> bool:
-        """Whether layers get scales; otherwise they are only scored."""
+        """Whether layers get scales; otherwise they are only scored, if at all."""
         return find_method(self.method).balanced
 
     @property
+    def is_scored(self) -> bool:
+        """Whether layers are scored."""
+        return self.is_balanced or self.score_baseline
+
+    @property
     def unused(self) -> set[str]:
-        """Options of balancing, for a method without it."""
-        return set() if self.is_balanced else {"scale_range", "assignment"}
+        """Options of balancing for a method without it, and of scoring where no layer is scored."""
+        if self.is_balanced:
+            return {"score_baseline"}
+        return {"scale_range", "assignment"} | (set() if self.is_scored else _SCORING)
 
 
 _SIDE = "'square' or a whole number of at least 2"
@@ -282,7 +298,7 @@ class BalancingRecipe(ScoredRecipe):
 
     def scores_after(self, epoch: int) -> bool:
         """Whether layers are logged after an epoch; epoch 0 is before training."""
-        return True
+        return self.is_scored
 
 
 class IterationsRecipe(BalancingRecipe):

@@ -32,10 +32,11 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _MOST_LISTED = 5  # epochs in a message
 _LARGE = ("optimizer", "file")  # parts of a state that a complete run does not need
 EVERY = 300.0  # seconds between checkpoints
+SPEEDS = ("channels_last", "fused", "compile")
 
 
 class TrainingError(Exception):
-    """A run that cannot go on, and why."""
+    """A run cannot continue; the message says why."""
 
 
 class DivergedError(TrainingError):
@@ -60,11 +61,11 @@ class DivergedError(TrainingError):
 
 
 class InterruptedRunError(Exception):
-    """A run that was asked to stop; its finished epochs are kept."""
+    """A run was asked to stop; its finished epochs are kept."""
 
 
 class OtherRunError(Exception):
-    """A folder that holds a run of another recipe."""
+    """The folder has a run of another recipe."""
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
@@ -119,7 +120,8 @@ def check_run(
         changed = [f"kind: {saved.kind!r} in the folder, {recipe.kind!r} asked for"]
     asked = {"precision": precision and full_precision(precision), "speed": None if speed is None else list(speed)}
     for name, value in asked.items():
-        if value is not None and (before := content.get(name, value)) != value:
+        if_missing = [] if name == "speed" else value  # a run without options of speed notes none
+        if value is not None and (before := content.get(name, if_missing)) != value:
             changed.append(f"{name}: {before!r} in the folder, {value!r} asked for")
     if digest is not None and content.get("data", digest) != digest:
         changed.append(f"data: the content of {recipe.dataset} has changed")
@@ -345,7 +347,7 @@ class Recorder:
             disk = shutil.disk_usage(path)
             raise TrainingError(
                 f"{what} cannot be written to {self.run.path}: {err.strerror or err} ({disk.free / 1e6:,.1f} MB of the "
-                f"disk's {disk.total / 1e6:,.1f} MB are free); when it can, the same command goes on "
+                f"disk's {disk.total / 1e6:,.1f} MB are free); once it can be written, the same command resumes "
                 + (f"after epoch {self.saved}" if self.saved else "from the beginning")
             ) from err
         finally:
@@ -396,7 +398,7 @@ class Recorder:
         except KeyboardInterrupt as err:
             raise InterruptedRunError(
                 f"stopped in epoch {self.epoch + 1} of {self.recipe.num_epochs} with {self.saved} of "
-                f"{self.recipe.num_epochs} epochs kept in {self.run.path}: the same command goes on from there"
+                f"{self.recipe.num_epochs} epochs kept in {self.run.path}: the same command resumes from there"
             ) from err
         finally:
             for number, handler in before.items():

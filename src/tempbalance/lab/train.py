@@ -1,4 +1,4 @@
-"""One training loop for all kinds of runs on Lightning Fabric, in a folder that a killed run goes on from."""
+"""Training loop of all kinds of runs, on Lightning Fabric, in a folder from which a killed run resumes."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from tempbalance.lab.progress import RunProgress, say
 from tempbalance.lab.recipe import BaseRecipe, make_recipe, recipe_dict, training_module
 from tempbalance.lab.runs import (
     EVERY,
+    SPEEDS,
     DivergedError,
     Epoch,
     Recorder,
@@ -108,9 +109,15 @@ class Training(ABC, Generic[R]):
         """Use options of `SPEEDS`.
 
         Raises:
-            ValueError: If the optimizer has no fused form.
+            ValueError: If the optimizer has no fused form, or torch would crash.
         """
         if "channels_last" in speed:
+            fewest = min((len(each) for each in self.network.parameters() if each.dim() == 4), default=_CHANNELS)
+            if self.fabric.device.type == "cpu" and fewest < _CHANNELS:
+                raise ValueError(
+                    f"speed: channels_last on the CPU needs at least {_CHANNELS} channels in each convolution, got "
+                    f"{fewest}, with which torch crashes"
+                )
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for group in self.optimizer.param_groups if "fused" in speed else ():
             if "fused" not in group:
@@ -173,12 +180,15 @@ class Training(ABC, Generic[R]):
         )
 
 
+_CHANNELS = 16  # of convolutions in channels_last order; torch 2.x corrupts the CPU's memory with 4
+
+
 def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, **settings: Any) -> Line | None:
     """Train a recipe of any kind to its end, from where the folder stands.
 
     Args:
         recipe: What to train.
-        folder: Where the run is kept. A folder with this recipe goes on where it stopped.
+        folder: Folder of the run. A folder with this recipe is resumed.
         cache: Where downloads are kept.
         settings: Of `train_on_fabric`; detection ignores those that ultralytics has no use for.
 
@@ -204,9 +214,6 @@ def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, 
         ended: Line = own_loop(recipe, folder, cache=cache, **settings)
         return ended
     return train_on_fabric(recipe, folder, module, cache=cache, **settings)
-
-
-SPEEDS = ("channels_last", "fused", "compile")
 
 
 def train_on_fabric(
@@ -239,9 +246,9 @@ def train_on_fabric(
         device: Fabric's accelerator.
         devices: How many a machine. One process trains on each; this one starts the others.
         num_nodes: How many machines; the same command is started on each, with Lightning's environment variables.
-        precision: Fabric's; bf16-mixed is autocast. A run goes on in the one it was started with.
+        precision: Fabric's precision; bf16-mixed is autocast. A resumed run keeps its precision.
         speed: Some of `SPEEDS`, which move results by rounding errors: weights in channels_last order, torch's fused
-            optimizers, torch.compile. A run goes on with those it was started with.
+            optimizers, torch.compile. A resumed run keeps its options.
         threads: How many torch may use; ``None`` for its own choice.
         cache: Where downloads are kept.
         log_every: Steps between two readings of the loss, where a terminal or TensorBoard shows it.

@@ -314,3 +314,12 @@ def test_what_to_install_is_said_where_ultralytics_is_missing(runs, monkeypatch)
     with raises(ModuleNotFoundError, "pip install ultralytics"):
         runs()
     assert not runs.folder.exists()
+
+
+def test_adam_that_is_not_scored_trains_the_same(runs, tmp_path):
+    runs(method="adam")
+    scored, runs.folder = runs.run, tmp_path / "bare"
+    runs(method="adam", score_baseline=False)
+    assert runs.run.metrics == scored.metrics
+    assert scored.layers
+    assert not runs.run.layers

@@ -1,4 +1,4 @@
-"""What a detection is trained on and from: found in the cache, downloaded or drawn, and made ready once."""
+"""Data and pretrained weights of detectors: cached, downloaded or drawn, and prepared once."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _DRAW: dict[str, Callable[[ImageDraw.ImageDraw, Edges, tuple[int, ...]], None]] 
 
 
 def draw_shapes(folder: Path, *, num_images: tuple[int, int] = NUM_IMAGES, seed: int = 0) -> None:
-    """Draw coloured shapes on noise, the same ones for the same seed.
+    """Draw coloured shapes on noise from a seed.
 
     Args:
-        folder: Where; gets ``Annotations``, ``ImageSets/Main``, ``JPEGImages`` and ``classes.txt``.
-        num_images: How many for training and for the test.
-        seed: What they follow from.
+        folder: Folder for ``Annotations``, ``ImageSets/Main``, ``JPEGImages`` and ``classes.txt``.
+        num_images: Number of training and of test images.
+        seed: Seed of the shapes.
     """
     for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
         (folder / name).mkdir(parents=True)
@@ -55,7 +55,7 @@ def draw_shapes(folder: Path, *, num_images: tuple[int, int] = NUM_IMAGES, seed:
 
 
 def _draw_image(generator: np.random.Generator) -> tuple[Image.Image, list[tuple[str, Edges]]]:
-    """Shapes that do not overlap, with their first and last pixels, counted from 0."""
+    """Draw shapes that do not overlap; return them with their first and last pixels, counted from 0."""
     image = Image.fromarray(generator.integers(0, 110, (SIDE, SIDE, 3), dtype=np.uint8))
     draw = ImageDraw.Draw(image)
     shapes: list[tuple[str, Edges]] = []
@@ -98,7 +98,7 @@ class Weights:
 
     Attributes:
         url: Its address.
-        sha256: The checksum of its bytes. Loading such a file runs what it says, so no other is taken.
+        sha256: Checksum of the file. Loading the file executes its content, so any other file is refused.
     """
 
     url: str
@@ -115,11 +115,11 @@ WEIGHTS = {
 
 @dataclass(frozen=True)
 class ReadyData:
-    """Data as ultralytics reads them.
+    """Data in the format of ultralytics.
 
     Attributes:
-        description: The YAML file that it is given.
-        digest: A checksum of classes, labels and images.
+        description: The YAML file for ultralytics.
+        digest: Checksum of classes, labels and images.
     """
 
     description: Path
@@ -134,18 +134,18 @@ def ready_data(
     limit: int | None = None,
     test_limit: int | None = None,
 ) -> ReadyData:
-    """Make data ready for ultralytics, in the cache folder, unless they are.
+    """Prepare data for ultralytics in the cache folder, if not done yet.
 
     Args:
         dataset: ``voc2007``, ``shapes``, or the path of a folder in VOC's layout.
         cache: The cache folder.
-        split: As of `read_voc`.
-        limit: Keep only so many images for training.
-        test_limit: Keep only so many for the test.
+        split: Training set, ``trainval`` or ``train``.
+        limit: Largest number of training images.
+        test_limit: Largest number of test images.
 
     Raises:
-        ValueError: If a file is not as it should be; it names the file, the rule and the value.
-        DownloadError: If VOC is neither in the cache nor to be had.
+        ValueError: If a file is invalid; the message has the file, the rule and the value.
+        DownloadError: If VOC is not in the cache and cannot be downloaded.
     """
     folder = cache_folder(cache) / "detection"
     if dataset not in _KNOWN:
@@ -169,7 +169,7 @@ def ready_data(
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Let other processes that want the same folder wait."""
+    """Lock a folder; other processes that need it wait."""
     from filelock import FileLock
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def _alone(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _source(dataset: str, target: Path, cache: Path | None) -> Iterator[Path]:
-    """A known dataset in VOC's layout, for as long as it is needed."""
+    """Provide a known dataset in VOC's layout within the context."""
     folder = target.with_name(f"{target.name}.source")
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -194,10 +194,10 @@ def _source(dataset: str, target: Path, cache: Path | None) -> Iterator[Path]:
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Unpack a tar archive, nothing of it outside the folder.
+    """Unpack a tar archive into a folder.
 
     Raises:
-        ValueError: If the archive is damaged, or a member would reach outside; it names the archive.
+        ValueError: If the archive is damaged, or a member lies outside the folder.
     """
     try:
         with tarfile.open(path) as archive:
@@ -207,14 +207,10 @@ def unpack(path: Path, folder: Path) -> None:
 
 
 def find_weights(model: str, *, cache: Path | None = None) -> Path:
-    """Pretrained weights, downloaded unless the cache has them.
-
-    Args:
-        model: A name in `WEIGHTS`.
-        cache: The cache folder, in which they are ``detection/<model>.pt``.
+    """Return the path of pretrained weights, ``detection/<model>.pt`` in the cache; download them if missing.
 
     Raises:
-        DownloadError: If they are neither there nor to be had.
+        DownloadError: If they are not in the cache and cannot be downloaded.
     """
     import pooch  # type: ignore[import-untyped]
     from requests import RequestException

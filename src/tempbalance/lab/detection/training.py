@@ -1,9 +1,8 @@
-"""Training a detection with ultralytics, through callbacks, in a folder that a killed run goes on from.
+"""Train a detector with ultralytics through callbacks, in a folder from which a killed run resumes.
 
-ultralytics is under the AGPL: it is loaded by its name when a run starts, and nothing of it is subclassed. Its own
-files are in the folder ``ultralytics``. A run goes on from a copy of its last checkpoint, kept as other runs keep
-theirs; that has averaged weights in half precision, so that a run which was stopped does not end at the same numbers
-as one that was not.
+ultralytics is under the AGPL, so it is imported by name when a run starts, and no class of it is subclassed. Its own
+files are in the folder ``ultralytics``. A run resumes from a copy of its last checkpoint. That has averaged weights in
+half precision, so the results of a resumed run differ from those of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from rich.console import Console
 
 import tempbalance
-from tempbalance.integrations.ultralytics import balance
+from tempbalance.integrations.ultralytics import UltralyticsBalance, balance
 from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
 from tempbalance.lab.methods import find_method
@@ -42,7 +41,7 @@ from tempbalance.runlog import Line, RunFolder, write_whole
 OWN_FILES = "ultralytics"
 _DEVICES = {"auto": "", "gpu": "", "cuda": "", "cpu": "cpu", "mps": "mps"}
 _AMP = {"32-true": False, "32": False, "16-mixed": True, "16": True, "bf16-mixed": "bf16", "bf16": "bf16"}
-# neither questions to servers, nor packages installed on the way, nor bars in a log
+# no requests to servers, no automatic installs, no progress bars in a log
 _QUIET = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
 
 _BALANCE = (
@@ -65,16 +64,16 @@ def train_on_ultralytics(
     keep_checkpoints: bool = False,
     **_: Any,
 ) -> Line:
-    """Train a recipe to its end, from where the folder stands.
+    """Train a recipe, or resume the run in the folder.
 
     Args:
-        recipe: What to train.
-        folder: Where the run is kept.
-        console: Where it says how it goes; ``None`` for nowhere.
+        recipe: Recipe of the run.
+        folder: Folder of the run.
+        console: Console for the progress; ``None`` for none.
         device: ``cpu``, ``mps``, or a GPU if there is one; one process trains on one device.
         precision: ``32-true``, ``16-mixed`` or ``bf16-mixed``.
-        threads: Of torch; ``None`` for what ultralytics takes.
-        cache: Where data and weights are kept.
+        threads: Number of torch threads; ``None`` for ultralytics' default.
+        cache: Cache folder of data and weights.
         checkpoint_every: Seconds between checkpoints.
         keep_checkpoints: Keep all checkpoints.
 
@@ -83,7 +82,7 @@ def train_on_ultralytics(
 
     Raises:
         ModuleNotFoundError: If ultralytics is not installed.
-        ValueError: If the device, the precision or the data are not as they should be.
+        ValueError: If the device, the precision or the data are invalid.
         OtherRunError: If the folder holds a run of another recipe or of other data.
         RunFolderError: If another process trains there, or a file there is damaged.
         TrainingError: If the loss is not finite, the memory too small for a batch, or the disk full.
@@ -93,8 +92,8 @@ def train_on_ultralytics(
     package, run = load_ultralytics(), RunFolder(folder)
     data = ready_data(recipe.dataset, cache=cache, split=recipe.split, limit=recipe.limit, test_limit=recipe.test_limit)
     check_run(run, recipe, precision=precision, digest=data.digest)
-    tell, kept = partial(say, console or Console(quiet=True)), keep_checkpoints
-    recorder = Recorder(run, recipe, say=tell, every=checkpoint_every, keep_checkpoints=kept)
+    show = partial(say, console or Console(quiet=True))
+    recorder = Recorder(run, recipe, say=show, every=checkpoint_every, keep_checkpoints=keep_checkpoints)
     with run.locked(), recorder.stoppable():
         if (result := finished(run, recipe)) is not None:
             recorder.say(f"{folder} is complete already")
@@ -115,31 +114,38 @@ def train_on_ultralytics(
 
 
 class Callbacks:
-    """Callbacks of ultralytics that balance, and write each epoch when ultralytics has saved it.
+    """Callbacks of ultralytics that balance, and write each epoch after ultralytics has saved it.
 
     Args:
-        recorder: Of the run.
-        threads: Of torch; ultralytics takes its own number of them when it starts.
+        recorder: Recorder of the run.
+        threads: Number of torch threads, which ultralytics changes when it starts.
     """
 
     def __init__(self, recorder: Recorder, *, threads: int | None) -> None:
         assert isinstance(recorder.recipe, DetectionRecipe)
         self.recorder, self.recipe, self.threads = recorder, recorder.recipe, threads
+        self.balance: UltralyticsBalance | None = None
         self._noted_scores: dict[str, float] = {}
         self._loss = math.nan
         self._started = time.monotonic()
 
     def attach(self, model: Any) -> None:
-        """Add the callbacks to a model of ultralytics, before its ``train``."""
-        options = {name: getattr(self.recipe, name) for name in _BALANCE}
-        scale_range = self.recipe.scale_range if self.recipe.is_balanced else (1.0, 1.0)
-        self.balance = balance(model, scale_range=scale_range, **options)
+        """Add the callbacks to an ultralytics model, before its ``train``."""
+        if self.recipe.is_scored:
+            options = {name: getattr(self.recipe, name) for name in _BALANCE}
+            scale_range = self.recipe.scale_range if self.recipe.is_balanced else (1.0, 1.0)
+            self.balance = balance(model, scale_range=scale_range, **options)
         model.add_callback("on_pretrain_routine_end", self.on_pretrain_routine_end)
         model.add_callback("on_train_epoch_end", self.on_train_epoch_end)
         model.add_callback("on_model_save", self.on_model_save)
 
+    @property
+    def scheduler(self) -> tempbalance.TempBalance | None:
+        """Scores the layers, if that is asked for; it is there once training has started."""
+        return None if self.balance is None else self.balance.scheduler
+
     def on_pretrain_routine_end(self, trainer: Any) -> None:
-        """Set what ultralytics has no options for."""
+        """Set the options that ultralytics lacks."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         for group in trainer.optimizer.param_groups:
@@ -147,16 +153,12 @@ class Callbacks:
         self._started = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Any) -> None:
-        """Stop where ultralytics would go back an epoch, or go on with smaller batches.
-
-        Raises:
-            TrainingError: With the epoch and the rates.
-        """
+        """Raise an error where ultralytics would repeat an epoch or continue with smaller batches."""
         epoch = trainer.epoch + 1
         if trainer.batch_size != self.recipe.batch_size:
             raise TrainingError(
                 f"batch_size must fit into the memory, {self.recipe.batch_size} images of {self.recipe.image_size} "
-                f"pixels do not: ultralytics went on with {trainer.batch_size}"
+                f"pixels do not: ultralytics continued with {trainer.batch_size}"
             )
         self._loss = sum(trainer.label_loss_items(trainer.tloss).values())
         if not math.isfinite(self._loss):
@@ -165,11 +167,7 @@ class Callbacks:
             )
 
     def on_model_save(self, trainer: Any) -> None:
-        """Write the epoch, which has been tested and saved by now.
-
-        Raises:
-            TrainingError: If the disk does not take it.
-        """
+        """Write the epoch after ultralytics has tested and saved it."""
         epoch = trainer.epoch + 1
         low, high = self._rates(trainer)
         metrics: Line = {"epoch": epoch, "lr_min": low, "lr_max": high, "train_loss": self._loss}
@@ -180,22 +178,22 @@ class Callbacks:
         self.recorder.say(epoch_text(self.recipe, metrics))
 
     def _rates(self, trainer: Any) -> tuple[float, float]:
-        assert self.balance.scheduler is not None
         rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
-        scales = [*self.balance.scheduler.last_scales.values(), 1.0]
+        scales = [*(self.scheduler.last_scales.values() if self.scheduler is not None else ()), 1.0]
         return min(rates) * min(scales), max(rates) * max(scales)
 
     def _layer_lines(self, trainer: Any) -> list[Line]:
-        """What the latest scoring said, with the number of epochs before it, unless it is in the log."""
-        assert self.balance.scheduler is not None
-        scores, epoch = dict(self.balance.scheduler.last_scores), trainer.epoch
+        """Return the lines of the last scoring with the number of epochs before it, unless they are in the log."""
+        if self.scheduler is None:
+            return []
+        scores, epoch = dict(self.scheduler.last_scores), trainer.epoch
         if scores == self._noted_scores or any(line["epoch"] == epoch for line in self.recorder.run.layers):
             return []
         self._noted_scores = scores
         rates = {id(each): float(group["lr"]) for group in trainer.optimizer.param_groups for each in group["params"]}
         weights = {layer.name: layer.parameters[0] for layer in tempbalance.find_layers(trainer.model)}
         lines: list[Line] = []
-        for row in self.balance.scheduler.table():
+        for row in self.scheduler.table():
             if row.score is not None and row.scale is not None:
                 line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
                 lines.append({**line, "rate": rates[id(weights[row.name])] * row.scale})
@@ -208,11 +206,7 @@ def _as_tensor(path: Path) -> torch.Tensor:
 
 
 def load_ultralytics() -> Any:
-    """The package, told to keep to itself.
-
-    Raises:
-        ModuleNotFoundError: If it is not installed.
-    """
+    """Import ultralytics without requests to servers, automatic installs or progress bars."""
     check_installed()
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -220,11 +214,7 @@ def load_ultralytics() -> Any:
 
 
 def _settings(device: str, precision: str, threads: int | None) -> dict[str, Any]:
-    """Where and how precisely, in ultralytics' options.
-
-    Raises:
-        ValueError: If it cannot be done.
-    """
+    """Return device, precision and workers as options of ultralytics."""
     for name, value, known in (("device", device, _DEVICES), ("precision", precision, _AMP)):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)} for detection, got {value!r}")
@@ -243,7 +233,7 @@ def _train(
     settings: dict[str, Any],
     cache: Path | None,
 ) -> None:
-    """Have ultralytics train all epochs that are left."""
+    """Train the remaining epochs with ultralytics."""
     source: Path | str = recipe.model
     if checkpoint is not None:
         source = checkpoint
@@ -261,16 +251,16 @@ def _train(
 
 
 def train_options(recipe: DetectionRecipe, *, known: Container[str]) -> dict[str, Any]:
-    """A recipe as options of ultralytics; what neither it nor the paper speaks of stays as ultralytics has it.
+    """Convert a recipe to options of ultralytics; other options keep ultralytics' defaults.
 
     Args:
-        recipe: What to train.
-        known: The options that this version of ultralytics has.
+        recipe: Recipe of the run.
+        known: Options of the installed version of ultralytics.
     """
     options = {
         "epochs": recipe.epochs,
         "batch": recipe.batch_size,
-        "nbs": recipe.batch_size,  # a step a batch, and the weight decay as it is given
+        "nbs": recipe.batch_size,  # one step per batch, and the weight decay unchanged
         "imgsz": recipe.image_size,
         "seed": recipe.seed,
         "optimizer": {"adam": "Adam", "adamw": "AdamW"}[find_method(recipe.method).optimizer],

@@ -1,14 +1,14 @@
-"""Images in VOC's layout, read strictly and written as ultralytics reads them.
+"""Read images in VOC's layout with strict checks, and write them for ultralytics.
 
     Annotations/<name>.xml
-    ImageSets/Main/trainval.txt, test.txt    a name a line
+    ImageSets/Main/trainval.txt, test.txt    one name per line
     JPEGImages/<name>.jpg
-    classes.txt                              a name a line, where the classes are not VOC's twenty
+    classes.txt                              one name per line, if the classes are not VOC's twenty
 
-Training takes trainval, the test takes test. Difficult objects are left out of both: of training as is usual, of the
-test because ultralytics' precision knows no objects that count neither as found nor as missed.
+Training uses trainval, testing uses test. Difficult objects are skipped in both: in training as usual, in the test
+because ultralytics cannot ignore an object when it computes the precision.
 
-An annotation is an XML file with the boxes of an image's objects. Nothing in one is carried out.
+An annotation is an XML file with the boxes of an image's objects. Nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SLACK = 1  # pixels that a box may reach over the edge: some tools count from 0
 
 @dataclass(frozen=True)
 class Box:
-    """Where an object is, in pixels from the upper left corner of the image.
+    """Box of an object, in pixels from the upper left corner of the image.
 
     Attributes:
-        label: Its class, as the place in the list of classes.
+        label: Index of its class.
         left, top, right, bottom: Its edges; ``right - left`` is the width.
-        is_difficult: Whether it is hard to recognise, so that VOC leaves it out of the score.
+        is_difficult: Whether VOC marks it as hard to recognise and does not score it.
     """
 
     label: int
@@ -51,25 +51,24 @@ class Box:
 
 
 class _Builder(ElementTree.TreeBuilder):
-    """Refuses a document type, with which entities come."""
+    """Tree builder that refuses a document type, which could define entities."""
 
     def doctype(self, name: str, *_: str | None) -> NoReturn:
         raise ValueError(f"must have no document type, got {name!r}")
 
 
 def read_boxes(path: Path, *, classes: Sequence[str], size: tuple[int, int]) -> tuple[Box, ...]:
-    """The boxes in an annotation.
+    """Read the boxes of an annotation.
 
     VOC counts pixels from 1, and the last one belongs to the box: ``xmin`` 1 and ``xmax`` 5 are the edges 0 and 5.
 
     Args:
         path: The XML file.
-        classes: The names that objects may have.
+        classes: Allowed class names.
         size: Width and height of the image.
 
     Raises:
-        ValueError: If the file is no annotation, has no object, or an object has no box in the image; it names the
-            file, the rule and the value.
+        ValueError: If the file is not an annotation, has no object, or an object has no box in the image.
         OSError: If the file cannot be read.
     """
     try:
@@ -80,8 +79,8 @@ def read_boxes(path: Path, *, classes: Sequence[str], size: tuple[int, int]) -> 
             raise ValueError("must have an <object> with a <bndbox>, got none")
         return tuple(_read_object(each, classes, size) for each in objects)
     except (ValueError, LookupError, ElementTree.ParseError) as err:  # LookupError: an encoding that is not known
-        told = f"damaged, not XML: {err}" if isinstance(err, ElementTree.ParseError | LookupError) else str(err)
-        raise ValueError(f"{path}: {told}") from err
+        reason = f"damaged, not XML: {err}" if isinstance(err, ElementTree.ParseError | LookupError) else str(err)
+        raise ValueError(f"{path}: {reason}") from err
 
 
 def _read_object(element: ElementTree.Element, classes: Sequence[str], size: tuple[int, int]) -> Box:
@@ -99,16 +98,16 @@ def _read_object(element: ElementTree.Element, classes: Sequence[str], size: tup
     left, right = _inside(edges["xmin"], edges["xmax"], width)
     top, bottom = _inside(edges["ymin"], edges["ymax"], height)
     if not (left < right and top < bottom):
-        told = ", ".join(f"{side} {value:g}" for side, value in edges.items())
+        given = ", ".join(f"{side} {value:g}" for side, value in edges.items())
         raise ValueError(
             f"a box must have 1 <= xmin <= xmax <= {width} and 1 <= ymin <= ymax <= {height}, "
-            f"the image's size, got {told} of the {name}"
+            f"the image's size, got {given} of the {name}"
         )
     return Box(classes.index(name), left, top, right, bottom, is_difficult=difficult == "1")
 
 
 def _inside(first: float, last: float, length: int) -> tuple[float, float]:
-    """The edges of a box along one axis, cut to the image; (0, 0) if they are not in it or not in order."""
+    """Return the edges of a box along one axis, clipped to the image; (0, 0) if they are invalid."""
     if not 1 - SLACK <= first <= last <= length + SLACK:
         return 0.0, 0.0
     return max(first - 1, 0.0), min(last, float(length))
@@ -143,13 +142,7 @@ _FOLDERS = ("Annotations", "ImageSets/Main", "JPEGImages")
 
 @dataclass(frozen=True)
 class AnnotatedImage:
-    """An image and what is in it.
-
-    Attributes:
-        path: The file.
-        size: Width and height in pixels.
-        boxes: At least one.
-    """
+    """An image file with its size, width x height in pixels, and its boxes, at least one."""
 
     path: Path
     size: tuple[int, int]
@@ -157,7 +150,7 @@ class AnnotatedImage:
 
     @property
     def labels(self) -> str:
-        """A line for each object that is not difficult: class, centre, width and height as shares of the image."""
+        """Lines for objects that are not difficult: class, centre, width and height relative to the image."""
         width, height = self.size
         lines = []
         for box in self.boxes:
@@ -170,18 +163,13 @@ class AnnotatedImage:
 
 @dataclass(frozen=True)
 class VocData:
-    """Annotated images.
-
-    Attributes:
-        classes: Their names.
-        splits: The images of ``train`` and ``test``.
-    """
+    """Class names, and the annotated images of ``train`` and ``test``."""
 
     classes: tuple[str, ...]
     splits: dict[str, tuple[AnnotatedImage, ...]]
 
     def digest(self) -> str:
-        """A checksum of all that is learnt from: classes, names, labels and images."""
+        """Return a checksum of classes, file names, labels and images."""
         found = hashlib.sha256("\n".join(self.classes).encode())
         for split, images in self.splits.items():
             for image in images:
@@ -194,16 +182,17 @@ class VocData:
 def read_voc(
     folder: Path, *, split: str = "trainval", limit: int | None = None, test_limit: int | None = None
 ) -> VocData:
-    """Read what a folder in VOC's layout says.
+    """Read a folder in VOC's layout.
 
     Args:
-        folder: With ``Annotations``, ``ImageSets/Main`` and ``JPEGImages``, or with these in ``VOCdevkit/VOC2007``.
-        split: The set that is trained on, ``trainval`` or ``train``.
-        limit: Keep only so many images for training, always the same, chosen from all over the set.
-        test_limit: Likewise for the test.
+        folder: Folder with ``Annotations``, ``ImageSets/Main`` and ``JPEGImages``, or with these in
+            ``VOCdevkit/VOC2007``.
+        split: Training set, ``trainval`` or ``train``.
+        limit: Largest number of training images; a fixed random sample is chosen.
+        test_limit: Largest number of test images.
 
     Raises:
-        ValueError: If anything is missing or not as it should be; it names the file, the rule and the value.
+        ValueError: If anything is missing or invalid; the message has the file, the rule and the value.
     """
     root = _find_root(folder)
     classes = _read_classes(root)
@@ -246,7 +235,7 @@ def _read_set(root: Path, split: str) -> list[str]:
 
 
 def _read_names(path: Path) -> list[str]:
-    """The lines of a file, each once."""
+    """Return the names in a file; refuse duplicates."""
     if not path.is_file():
         raise ValueError(f"{path}: must be a file with a name in each line, is not there")
     try:
@@ -277,11 +266,7 @@ def _read_image(root: Path, name: str, classes: Sequence[str]) -> AnnotatedImage
 
 
 def _open(path: Path, *, whole: bool = False) -> tuple[int, int]:
-    """The size of an image.
-
-    Raises:
-        ValueError: If it is none, is to be turned, or, where all of it is read, damaged.
-    """
+    """Return the size of an image; refuse a rotated one, and with ``whole`` decode it to refuse a damaged one."""
     try:
         with Image.open(path, formats=["JPEG"]) as image:
             if (turn := image.getexif().get(_ORIENTATION, 1)) != 1:
@@ -296,18 +281,18 @@ def _open(path: Path, *, whole: bool = False) -> tuple[int, int]:
 
 
 def write_yolo(data: VocData, folder: Path, *, digest: str) -> Path:
-    """Write images and labels as ultralytics reads them, with a description; the folder appears only when it is whole.
+    """Write images, labels and a description for ultralytics; the folder appears only when it is complete.
 
     Args:
-        data: What to write; every image is decoded, because ultralytics leaves out damaged ones.
-        folder: Where; must not be there yet.
-        digest: Of the data, kept in the description.
+        data: Data to write. Every image is decoded, because ultralytics silently skips damaged ones.
+        folder: New folder; must not exist yet.
+        digest: Checksum of the data for the description.
 
     Returns:
-        The description.
+        The path of the description.
 
     Raises:
-        ValueError: If an image is damaged; it names the file.
+        ValueError: If an image is damaged.
     """
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
