@@ -198,7 +198,8 @@ PARTS = (plain, plain, layer, layer, masked, weight_normed, spectral_normed, lor
 
 
 def odd_state(draw: random.Random) -> State:
-    state: State = {}
+    """Return odd tensors, four times in five beside a layer that is scored."""
+    state: State = {"body.weight": torch.randn(64, 48)} if draw.random() < 0.8 else {}
     for place in range(draw.choice([0, 1, 3, 6, 12])):
         state |= draw.choice(PARTS)(draw, draw.choice([f"layers.{place}", odd_name(draw)]))
     return state
@@ -289,7 +290,7 @@ def as_shards(draw: random.Random, folder: Path) -> Path:
     place = {name: f"model-{draw.randrange(num_shards)}.safetensors" for name in state}
     for shard in set(place.values()):
         save_file({name: value for name, value in state.items() if place[name] == shard}, folder / shard)
-    if draw.random() < 0.3:
+    if draw.random() < 0.15:
         place[odd_name(draw)] = draw.choice([*place.values(), "../x", odd_name(draw)])
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place}))
     return folder
@@ -313,11 +314,18 @@ def as_module(draw: random.Random, folder: Path) -> Path:
 
 def as_adapter(draw: random.Random, folder: Path) -> Path:
     state: State = {}
+    if draw.random() < 0.8:
+        state |= {f"base_model.model.body.lora_{part}.weight": torch.randn(shape, dtype=torch.float32)
+                  for part, shape in (("A", (16, 64)), ("B", (48, 16)))}  # fmt: skip
     for place in range(draw.choice([1, 4])):
         state |= draw.choice([lora, lora, lora, layer, masked])(draw, f"base_model.model.layers.{place}")
-    config = {"peft_type": draw.choice(["LORA"] * 5 + ["IA3"]), "lora_alpha": draw.choice([16, 0.5, 16, None, 10**40]),
-              "alpha_pattern": draw.choice([{}, {}, {"layers.0": 3}, {"^layers.0": 3}, {"(a+)+$": 3}, []]),
-              "use_rslora": draw.choice([True, False, "x"]), "use_dora": draw.choice([True, False])}  # fmt: skip
+    config = {"lora_alpha": draw.choice([16, 0.5, 0, -3]), "use_rslora": draw.choice([True, False, "x"]),
+              "alpha_pattern": draw.choice([{}, {"layers.0": 3}, {"^layers.0": 3}])}  # fmt: skip
+    if draw.random() < 0.2:
+        config |= draw.choice([
+            {"peft_type": "IA3"}, {"lora_alpha": None}, {"lora_alpha": 10**40}, {"use_dora": True},
+            {"alpha_pattern": {"(a+)+$": 3}}, {"alpha_pattern": []}, {"alpha_pattern": {"a": "b"}},
+        ])  # fmt: skip
     return hostile.adapter(folder, contiguous(state), **config)
 
 

@@ -436,6 +436,26 @@ def safetensors_header_beyond_reason(folder: Path) -> Path:
     return path
 
 
+# arrays of NumPy
+
+
+def npz(shape: tuple[int, ...], data: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
+    """An archive with one array, whose header may claim another shape than its data has."""
+    buffer, array = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(array, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(buffer, "w", method) as file:
+        file.writestr("weight.npy", array.getvalue() + data)
+    return buffer.getvalue()
+
+
+add_files("npz", ".npz", {
+    "of_58_terabytes": lambda _: npz((4_000_000, 4_000_000), STORAGE),
+    "of_58_terabytes_compressed": lambda _: npz((4_000_000, 4_000_000), STORAGE, zipfile.ZIP_DEFLATED),
+    "of_too_few_bytes": lambda _: npz((3, 5), STORAGE),
+    "bomb": lambda _: npz((1000, 10_000), bytes(40_000_000), zipfile.ZIP_DEFLATED),
+})  # fmt: skip
+
+
 # folders
 
 

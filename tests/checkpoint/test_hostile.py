@@ -141,6 +141,7 @@ def test_a_file_that_would_unfold_is_refused_before_it_is_in_memory(name, tmp_pa
         ("archive_state_of_a_tensor", ["StoredTensor"]),
         ("archive_storage_longer_than_its_record", ["'0'", "4,000,000", 48]),
         ("zip_bomb", ["49,228", "50,000,180"]),
+        ("npz_of_58_terabytes", ["'a.npz'", "64,000,000,000,000", 48]),
         ("format_onnx", ["'a.onnx'", "ONNX"]),
         ("format_gguf", ["GGUF", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"]),
         ("format_msgpack", ["'a.msgpack'"]),

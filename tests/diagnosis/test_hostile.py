@@ -5,10 +5,13 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import OrderedDict
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -22,8 +25,10 @@ from tempbalance.checkpoint import read
 from tempbalance.cli import app
 from tempbalance.diagnosis import diagnose
 from tempbalance.errors import CheckpointError
+from tempbalance.report import diagnosis_page
 from tests.cases import raises
 from tests.checkpoint import hostile
+from tests.report.cases import diagnosis_rows
 
 
 def run(*arguments):
@@ -119,8 +124,11 @@ def test_a_file_of_zeros_that_takes_no_room_on_the_disk_is_refused(tmp_path):
     entry = {"dtype": "F32", "shape": [side, side], "data_offsets": [0, 4 * side * side]}
     path = hostile.written(tmp_path / "a.safetensors", hostile.header({"fc.weight": entry}, b""))
     os.truncate(path, path.stat().st_size + 4 * side * side)
-    with raises(CheckpointError, "'a.safetensors'"):
+    available = read.available_memory()
+    with raises(CheckpointError, "'a.safetensors'", f"{path.stat().st_size:,}", "are available") as caught:
         diagnose(path)
+    said = int(re.search(r"([0-9,]+) bytes of memory are available", str(caught.value))[1].replace(",", ""))
+    assert said == pytest.approx(available, rel=0.5)
 
 
 def test_views_of_one_storage_may_not_unfold_without_end(tmp_path):
@@ -142,7 +150,21 @@ def test_the_time_for_stacked_experts_grows_with_their_number_and_not_with_its_s
         return time.process_time() - start
 
     seconds(50)
-    assert seconds(800) < 16 * max(seconds(100), 0.1)
+    assert seconds(1600) < 16 * max(seconds(200), 0.1)
+
+
+@pytest.mark.slow
+def test_the_time_for_a_page_grows_with_its_rows_and_not_with_their_square():
+    rows = diagnosis_rows()
+
+    def seconds(count):
+        many = [replace(rows[place % len(rows)], name=f"layers.{place}") for place in range(count)]
+        start = time.process_time()
+        assert f"layers.{count - 1}" in diagnosis_page(many, model="a", tail="median", summary={})
+        return time.process_time() - start
+
+    seconds(10)
+    assert seconds(20_000) < 8 * seconds(5_000)
 
 
 @pytest.mark.parametrize("make", [torch.Tensor.numpy, torch.clone], ids=["arrays", "tensors"])
@@ -198,6 +220,27 @@ def test_a_layer_that_is_not_read_to_its_end_because_the_file_changed_ends_the_d
 
     with raises(CheckpointError, "'a.safetensors'", "replaced"):
         diagnose(tmp_path / "a.safetensors", progress=replace)
+
+
+@pytest.mark.parametrize("make", [dict, OrderedDict], ids=["dict", "OrderedDict"])
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_key_that_stands_twice_in_a_pickled_mapping_is_refused(make, protocol, tmp_path):
+    many = {f"{number:04}.bias": 0 for number in range(1500)}  # a pickle sets a thousand keys at once
+    content = pickle.dumps({"model": make({"one.weight": torch.ones(8, 8), **many, "two.weight": 0})}, protocol)
+    (tmp_path / "a.pkl").write_bytes(content)
+    assert "one.weight" in {tensor.name for tensor in read.read_checkpoint(tmp_path / "a.pkl").tensors}
+    (tmp_path / "a.pkl").write_bytes(content.replace(b"two.weight", b"one.weight"))
+    with raises(CheckpointError, "'a.pkl'", "'one.weight'", "twice"):
+        diagnose(tmp_path / "a.pkl")
+
+
+@pytest.mark.parametrize("long", [b"x" * 500, b"1" * 500], ids=["text", "digits"])
+def test_a_long_key_that_stands_twice_is_refused(long, tmp_path):
+    first, second = (f"{long.decode()}{number}.weight" for number in (1, 2))
+    content = pickle.dumps({first: 0, second: 0, **weights()})
+    (tmp_path / "a.pkl").write_bytes(content.replace(second.encode(), first.encode()))
+    with raises(CheckpointError, "'a.pkl'", "twice"):
+        diagnose(tmp_path / "a.pkl")
 
 
 def test_pieces_of_a_distributed_tensor_that_overlap_are_refused(tmp_path):

@@ -2,8 +2,8 @@
 
 python -m tests.lab.kills [--seed N] [--rounds N] [--parts train,compare,pool,ray,disk,damage]
 
-Each round of a part kills, fills or damages once, and every three rounds the command is left to end and its runs are
-compared. Prints counts and the seed. A full disk is a small tmpfs, which only root can mount.
+Each round of a part kills, fills or damages once. After three starts, killed or not, the command runs to its end and
+its runs are compared. Prints counts and the seed. A full disk is a small tmpfs, which only root can mount.
 """
 
 import argparse
@@ -27,7 +27,7 @@ COMMANDS = {
     "ray": ["study", "run", "start", "--preset", "smoke", "--device", "cpu", "--ray", "--out"],
 }
 PARTS = (*COMMANDS, "disk", "damage")
-BETWEEN = 3  # rounds between two comparisons
+BETWEEN = 3  # starts between two comparisons
 MEGABYTE = 2**20
 
 
@@ -104,16 +104,21 @@ def kill(part: str, rounds: int, rng: random.Random, root: Path, counts: Counter
     begun = time.monotonic()  # the first one loads libraries
     check_equal(part, root / "again", whole)
     seconds = time.monotonic() - begun
-    for number in range(rounds):
-        out = root / f"killed{number // BETWEEN}"
-        pid = start(part, out)
-        if wait(pid, rng.uniform(0, seconds)) is None:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
-            counts[f"kills of {part}"] += 1
-        if number % BETWEEN == BETWEEN - 1 or number == rounds - 1:
-            check_equal(part, out, whole)
-            counts[f"equal after kills of {part}"] += 1
+    out = root / "killed"
+    while counts[f"kills of {part}"] < rounds:
+        for _ in range(BETWEEN):
+            pid = start(part, out)
+            code = wait(pid, rng.uniform(0, seconds))
+            if code is None:
+                os.kill(pid, 9)
+                os.waitpid(pid, 0)
+                counts[f"kills of {part}"] += 1
+            elif code:
+                raise CampaignError(f"{part} ends with {code}: {said(out)}")
+        check_equal(part, out, whole)
+        counts[f"equal after kills of {part}"] += 1
+        print(f"{part}: {dict(counts)}", file=sys.stderr, flush=True)
+        shutil.rmtree(out)
 
 
 @contextmanager

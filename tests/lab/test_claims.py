@@ -275,6 +275,10 @@ def test_a_report_has_its_claims_and_one_page_has_all(tmp_path):
     assert names == sorted(names)
     assert len(names) == sum(len(study.claims) for study in all_studies().values())
     assert any("Not tested: Alpha correlates" in note for note in every.notes)
+    num_undecided = sum(row[1] == "undecided" for row in every.tables[0].rows)
+    num_holding = len(names) - num_undecided  # of the study that trains nothing
+    assert num_holding > 1
+    assert {*every.notes[0].removesuffix(".").split("; ")} == {f"{num_undecided} undecided", f"{num_holding} hold"}
 
 
 def logged(folder, name, lines):

@@ -348,3 +348,23 @@ def test_names_are_written_as_the_paper_writes_them():
     assert [pretty(each) for each in ("tb+sgdp", "adamw", "tiny_imagenet", "median", None, 12)] == [
         "TB+SGDP", "AdamW", "Tiny ImageNet", "median", "None", "12",
     ]  # fmt: skip
+
+
+def test_baselines_are_scored_only_where_a_study_draws_their_alphas():
+    drawn = {each.id for name in ("alpha", "layers") for each in recipes(name)}
+    assert all(each.is_scored for name in ("alpha", "layers") for each in recipes(name))
+    for name in OF_IMAGES:
+        for each in recipes(name):
+            assert each.is_scored == (each.is_balanced or each.id in drawn), (name, each.id)
+    main = recipes("main")
+    best = {each.id for each in recipes("alpha") if not each.is_balanced}
+    assert Counter(each.is_scored for each in main) == {True: 120 + len(best), False: 410 - len(best)}
+    assert best <= {each.id for each in main}  # trained once for both
+
+
+def test_options_of_scoring_do_not_tell_apart_runs_that_are_not_scored():
+    one, other = (ImageRecipe(method="cal", score_baseline=False, tail=tail) for tail in ("median", "peak"))
+    assert one.id == other.id != ImageRecipe(method="cal").id
+    assert ImageRecipe(method="tb", score_baseline=False).id == ImageRecipe(method="tb").id
+    with raises(ValueError, "log_gradients", "score_baseline"):
+        ImageRecipe(method="cal", score_baseline=False, log_gradients=True)

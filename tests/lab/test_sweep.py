@@ -15,7 +15,7 @@ import torch
 
 from tempbalance.lab.download import DownloadError
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.jobs import DISK, DOWNLOAD, MEMORY, STALE, Ended, Job, find_cause
+from tempbalance.lab.jobs import CLAIM, DISK, DOWNLOAD, MEMORY, QUEUED, STALE, Ended, Job, find_cause
 from tempbalance.lab.runs import TrainingError
 from tempbalance.lab.sweep import SweepError, disk_text, pace_text, raise_failures, sweep
 from tempbalance.runlog import take_lock
@@ -274,3 +274,52 @@ def test_the_pace_and_the_disk_of_a_sweep(tmp_path):
     end = datetime.fromtimestamp(1000 + 2 * 7200).astimezone()
     assert_carries(text, "1 runs an hour", "last 2", f"{end:%Y-%m-%d at %H:%M}")
     assert_carries(disk_text(all_jobs, tmp_path / "not" / "there", 2), "disk: about", "MB", "free")
+
+
+@pytest.mark.parametrize(("cause", "num_tries"), [(MEMORY, 2), (DOWNLOAD, 4), (STALE, 4)])
+def test_each_cause_has_its_number_of_retries(tmp_path, monkeypatch, cause, num_tries):
+    monkeypatch.setattr("tempbalance.lab.sweep._RETRY_PAUSES", (0.0, 0.0, 0.0))
+
+    class Failing(Scripted):
+        def _end(self, job: Job) -> Ended:
+            return Ended(job, "retry", f"{cause.name}: too bad")
+
+    (job,) = jobs(tmp_path, 1)
+    executor = Failing()
+    failures = sweep([job], executor, Silent())
+    assert executor.starts[job.folder.name] == num_tries
+    assert_carries(failures[job], cause.name, f"{num_tries} times")
+
+
+def test_a_run_that_a_cluster_has_not_started_waits(tmp_path):
+    (job,) = jobs(tmp_path, 1)
+    job.folder.mkdir()
+    (job.folder / QUEUED).touch()
+    assert job.state == "left"  # nobody has it: the file is of a sweep that was killed
+    lock = take_lock(job.folder / CLAIM)
+    assert lock is not None
+    assert job.state == "waiting"
+    (job.folder / QUEUED).unlink()
+    assert job.state == "running"
+    lock.release()
+
+
+def test_a_mark_that_a_killed_sweep_has_left_is_removed(tmp_path):
+    (job,) = jobs(tmp_path, 1)
+    job.folder.mkdir()
+    (job.folder / QUEUED).touch()
+    sweep([job], Scripted(), Silent())
+    assert not job.is_queued
+
+
+def test_a_folder_that_refuses_the_mark_fails_its_run_alone(tmp_path):
+    class Refusing(Scripted):
+        def start(self, job: Job) -> None:
+            if job.folder.name == "run0":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().start(job)
+
+    first, second = jobs(tmp_path, 2)
+    failures = sweep([first, second], Refusing(), Silent())
+    assert_carries(failures[first], "the disk is full", first.folder)
+    assert (first.state, second.state) == ("failed", "done")

@@ -98,6 +98,19 @@ def test_it_learns_to_find_shapes_and_the_precision_is_that_of_ultralytics_on_th
     assert result["test_map50"] == pytest.approx(100 * own.box.map50, abs=0.1)
 
 
+def test_with_the_published_split_the_best_checkpoint_on_val_is_tested_on_test(data, cache, tmp_path):
+    result = train(recipe_on(data, epochs=12, batch_size=4, split="train"), tmp_path / "run", cache)
+    lines = RunFolder(tmp_path / "run").metrics
+    fitness = [line["valid_fitness"] for line in lines]
+    assert result["best_epoch"] == 1 + fitness.index(max(fitness))
+    assert result["valid_map"] == lines[result["best_epoch"] - 1]["valid_map"] > 0
+    description = ready_data(str(data), cache=cache, split="train").description
+    for name, part, key in (("best", "val", "valid_map"), ("best", "test", "best_map"), ("last", "test", "test_map")):
+        model = YOLO(tmp_path / "run" / "ultralytics" / "weights" / f"{name}.pt")
+        own = model.val(data=str(description), imgsz=64, batch=16, device="cpu", workers=0, plots=False, split=part)
+        assert result[key] == pytest.approx(100 * own.box.map, abs=0.1)
+
+
 def test_each_step_is_at_the_cosines_rate_times_the_scales_of_the_weights_it_held(data, cache, tmp_path, monkeypatch):
     watch = Watch(monkeypatch)
     train(recipe_on(data), tmp_path / "run", cache)

@@ -117,8 +117,12 @@ def _four_bit(name: str, by_name: Named) -> Made:
     held, code = by_name[name], by_name.get(f"{name}.quant_map")
     described = by_name[next(f"{name}{_STATE}{kind}" for kind in ("nf4", "fp4") if f"{name}{_STATE}{kind}" in by_name)]
     if described.problem or described.num_bytes > _MOST_STATE_BYTES or described.dtype != torch.uint8:
-        raise CheckpointError(f"{quoted(described.name)} is not a description of {quoted(name)}")
-    state = parse_json(described.load().cpu().numpy().tobytes(), quoted(described.name))
+        refuse(f"4-bit, and {quoted(described.name)} does not describe it")
+    content = described.load().cpu().numpy().tobytes()
+    try:
+        state = parse_json(content, quoted(described.name))
+    except CheckpointError as err:
+        refuse(f"4-bit, and {err}")
     match state:
         case {"shape": [int() as rows, int() as columns], "blocksize": int() as size} if min(size, rows, columns) > 0:
             absmax = _absmax(name, by_name, state, -(-rows * columns // size))

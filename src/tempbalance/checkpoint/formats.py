@@ -24,6 +24,7 @@ from tempbalance.checkpoint.tensors import (
     Section,
     Storage,
     StoredTensor,
+    available_memory,
     natural_order,
     num_elements,
     parse_json,
@@ -148,6 +149,10 @@ def _opened(file: Section) -> Iterator[Any]:
         with safe_open(file.path, framework="pt") as opened:
             yield opened
     except (SafetensorError, OSError, RuntimeError) as err:
+        if file.num_bytes > (available := available_memory()):  # torch maps all of the file
+            raise CheckpointError(
+                f"has {file.num_bytes:,} bytes, {available:,} bytes of memory are available: opening it failed"
+            ) from err
         said = " ".join(str(err).split())
         raise CheckpointError(f"the safetensors file is broken or cut off: {quoted(said)[1:-1]}") from err
     file.open().close()

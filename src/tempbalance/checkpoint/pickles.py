@@ -1,8 +1,9 @@
 """Pickles, read by Python's own Unpickler with an inert stand-in for every name.
 
 Nothing that a file names is imported or called. Before the Unpickler, a pass over the instructions bounds how many
-there are, what they may refer to, and how much hashing they ask for. A class or function becomes a subclass of `Inert`,
-which keeps the arguments, state and items that it is given; the functions that rebuild tensors give a `StoredTensor`.
+there are, what they may refer to, and how much hashing they ask for; it refuses a key that a mapping has twice. A class
+or function becomes a subclass of `Inert`, which keeps the arguments, state and items that it is given; the functions
+that rebuild tensors give a `StoredTensor`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _MOST_NAMES, _MOST_EMBEDDED = 10_000, 10_000
 _MOST_WORK, _CHOSEN_HASH = 20_000_000, 1000
 _REFUSED = {"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"}
 _KEYED = {"SETITEM", "SETITEMS", "ADDITEMS", "FROZENSET", "DICT"}
+_MAPPINGS = {"SETITEM", "SETITEMS", "DICT"}
+_MOST_KEPT = 200  # characters of a key
 _TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -89,11 +92,18 @@ def _no_storage(*_: object) -> NoReturn:
     raise CheckpointError("its pickle refers to a storage where none belongs")
 
 
+class _Weight(int):
+    """How much hashing a value costs; the value, if it is text or a number; the keys of a mapping."""
+
+    value: object = None
+    keys: set[object] | None = None
+
+
 def _bound(file: Any, most: int) -> None:
     """Bound the instructions and the cost of hashing the values, tracked on a stack."""
-    stack: list[int] = []
+    stack: list[_Weight] = []
     marks: list[int] = []
-    memo: dict[int, int] = {}
+    memo: dict[int, _Weight] = {}
     work = 0
     for count, (code, argument, _) in enumerate(pickletools.genops(file)):
         name = code.name
@@ -115,7 +125,7 @@ def _bound(file: Any, most: int) -> None:
         elif name == "POP" and marks and marks[-1] == len(stack):  # which takes the mark away
             marks.pop()
         elif not code.stack_before:
-            stack += [_weight(argument)] * len(code.stack_after)
+            stack += [_weight(argument) for _ in code.stack_after]
         else:
             if pickletools.markobject in code.stack_before:
                 below = marks.pop()
@@ -133,19 +143,37 @@ def _bound(file: Any, most: int) -> None:
             work += total + (_chosen(name, taken, under) if name in _KEYED else 0)
             if work > _MOST_WORK:
                 raise CheckpointError("its pickle nests or repeats its values beyond reason")
-            stack += [1 + total if name in _TUPLES else 1] * len(code.stack_after)
+            made = _Weight(1 + total if name in _TUPLES else 1)
+            if name in _MAPPINGS:
+                made = made if name == "DICT" else taken[0]
+                _add_keys(made, taken[1 if name == "SETITEM" else under :: 2])
+            stack += [taken[0] if name == "BUILD" else made] * len(code.stack_after)
 
 
-def _weight(argument: object) -> int:
+def _weight(argument: object) -> _Weight:
     num_bits = argument.bit_length() if isinstance(argument, int) else 0
-    return _CHOSEN_HASH + num_bits // 64 if num_bits > 64 else 1
+    weight = _Weight(_CHOSEN_HASH + num_bits // 64 if num_bits > 64 else 1)
+    if isinstance(argument, str | int):
+        is_long = num_bits > 64 or (isinstance(argument, str) and len(argument) > _MOST_KEPT)
+        weight.value = (hash(argument),) if is_long else argument
+    return weight
 
 
-def _chosen(name: str, taken: list[int], under: int) -> int:
+def _chosen(name: str, taken: list[_Weight], under: int) -> int:
     """Work of keys whose hash the file could have chosen."""
     step = 1 if name in ("ADDITEMS", "FROZENSET") else 2
     first = 1 if name == "SETITEM" else under
     return _CHOSEN_HASH * sum(weight > 1 for weight in taken[first::step])
+
+
+def _add_keys(mapping: _Weight, keys: list[_Weight]) -> None:
+    """Note the keys of a mapping; the second of two equal ones would replace the first silently."""
+    mapping.keys = mapping.keys or set()
+    for key in keys:
+        if key.value is not None and key.value in mapping.keys:
+            shown = "of many characters" if isinstance(key.value, tuple) else quoted(key.value)
+            raise CheckpointError(f"its pickle has the key {shown} twice in one mapping")
+        mapping.keys.add(key.value)
 
 
 class InertType(type):

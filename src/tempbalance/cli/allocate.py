@@ -1,4 +1,4 @@
-"""Work of ``tempbalance allocate``: diagnose, share out, write JSON if asked, and return the text to print."""
+"""``tempbalance allocate``: diagnose a checkpoint, allocate, write JSON if asked, and return the text to print."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tempbalance.runlog import write_whole
 _FORMATS = ("table", "json")
 
 
-def tell_allocation(
+def allocation_text(
     source: str,
     target: str,
     *,
@@ -82,7 +82,7 @@ def _check_output(form: str, out: Path | None, source: str) -> None:
     if out is not None and out.is_dir():
         raise ValueError(f"out must be a file to write, got the folder {str(out)!r}")
     if out is not None and is_same(out, source):
-        raise ValueError(f"out must be a file of its own, got the checkpoint {str(out)!r}")
+        raise ValueError(f"out must not be a file of the checkpoint, got {str(out)!r}")
 
 
 def _as_table(found: Allocation, model: str) -> str:

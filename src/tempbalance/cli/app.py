@@ -35,7 +35,7 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Train neural networks layer by layer at the temperature each layer needs."""
+    """Balance the learning rates of layers by the spectra of their weights, and diagnose checkpoints."""
 
 
 _Text = Optional[str]  # noqa: UP045
@@ -149,12 +149,12 @@ def allocate(
 ) -> None:
     """Allocate sparsity, bit widths or LoRA ranks to the layers of a checkpoint by alpha."""
     with answered():
-        from tempbalance.cli.allocate import tell_allocation
+        from tempbalance.cli.allocate import allocation_text
 
         shares = {"by": by, "more_where": more_where, "spread": spread, "lora_alpha": lora_alpha, "group_by": group_by}
         options = _scoring(ctx.params)
         typer.echo(
-            tell_allocation(checkpoint, target, shares=shares, options=options, form=form, out=out, console=messages)
+            allocation_text(checkpoint, target, shares=shares, options=options, form=form, out=out, console=messages)
         )
 
 

@@ -1,4 +1,4 @@
-"""The command ``bench``: what a balancing costs on this machine."""
+"""The command ``bench``: measure the cost of one balancing on this machine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def bench(
         ),
     ] = "all",
     parts: Annotated[str, typer.Option(help="With commas between them: speed, memory, growth, busy.")] = "all",
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, beside once to warm up.")] = 5,
-    threads: Annotated[_Number, typer.Option(min=1, help="Threads of torch; without it as torch has them.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after one to warm up.")] = 5,
+    threads: Annotated[_Number, typer.Option(min=1, help="Torch threads. Default: torch's number.")] = None,
     device: Annotated[
         _Text,
         typer.Option(
@@ -48,10 +48,10 @@ def bench(
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="With --estimate, processes that share the work.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Small networks: a trial, whose times mean nothing.")] = False,
-    out: Annotated[_File, typer.Option(help="Keep all seconds in a JSON file.")] = None,
-    read: Annotated[_File, typer.Option(help="Measure nothing, show what --out kept.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for a page.")] = False,
-    figure: Annotated[_File, typer.Option(help="Draw the speed: a file that ends in .svg, .pdf or .png.")] = None,
+    out: Annotated[_File, typer.Option(help="Write all measurements to a JSON file.")] = None,
+    read: Annotated[_File, typer.Option(help="Measure nothing, show a file of --out.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables in Markdown.")] = False,
+    figure: Annotated[_File, typer.Option(help="Write a chart of the speed: .svg, .pdf or .png.")] = None,
 ) -> None:
     """Measure one balancing beside the published procedure, WeightWatcher and training."""
     with answered("lab"), stoppable():
@@ -97,12 +97,7 @@ def _estimate(path: Path, num_ranks: int, threads: int | None, device: str | Non
 
 
 def _check_places(out: Path | None, figure: Path | None) -> None:
-    """Refuse what could not be written once all is measured.
-
-    Raises:
-        ValueError: If a place is a folder, in none, or the figure of no known kind.
-        ModuleNotFoundError: If there is a figure to draw, and nothing to draw it with.
-    """
+    """Check before measuring that the output files can be written."""
     for name, path in {"out": out, "figure": figure}.items():
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise ValueError(f"{name} must be a file in a folder that exists, got {path}")
@@ -133,7 +128,7 @@ def _listed(text: str) -> list[str]:
 
 @contextmanager
 def _progress() -> Iterator[ShowProgress]:
-    """A bar in a terminal; elsewhere a line for each network that is done."""
+    """Show a bar in a terminal, elsewhere a line for each finished measurement."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeElapsedColumn())

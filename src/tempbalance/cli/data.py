@@ -22,7 +22,7 @@ _Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Datasets; 
 
 @data.command("list")
 def list_(cache: _Cache = None) -> None:
-    """List all datasets with their sizes, whether they are fetched, and their licences."""
+    """List all datasets with their approximate sizes, whether they are fetched, and their licences."""
     with answered("lab"):
         from tempbalance.lab.download import cache_folder, is_fetched, remote_data
 
@@ -31,7 +31,8 @@ def list_(cache: _Cache = None) -> None:
             table.add_column(name, justify="right" if name == "size" else "left", no_wrap=name != "licence")
         for name, each in remote_data().items():
             fetched = "yes" if is_fetched(name, cache=cache) else "no"
-            table.add_row(name, decimal(each.num_bytes), fetched, each.licence)
+            size = decimal(each.num_bytes, precision=int(each.num_bytes >= 1e9))
+            table.add_row(name, f"about {size}", fetched, each.licence)
         wide_output(160).print(table)
         tell(f"They are kept in {cache_folder(cache)}")
 

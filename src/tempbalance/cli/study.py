@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from tempbalance.cli.terminal import Terminal, answered, messages, out_folder, say, stoppable, tell, wide_output
+from tempbalance.cli.train import CheckpointEvery, KeepCheckpoints, Speed, kept_and_fast
 
 if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings
@@ -114,23 +115,27 @@ def run(
         bool,
         typer.Option("--fetch", help="Fetch results from machines that do not share --out.", rich_help_panel=CLUSTER),
     ] = False,
+    speed: Speed = "",
+    checkpoint_every: CheckpointEvery = 300.0,
+    keep_checkpoints: KeepCheckpoints = False,
 ) -> None:
     """Train the runs of studies. Complete runs are skipped, interrupted ones resume, and studies share runs."""
     with answered("cluster" if ray or ray_address else "lab"), stoppable():
         from tempbalance.lab.study import jobs_of_all, totals_text
         from tempbalance.lab.sweep import check_data, check_settings, raise_failures, train_all, unfit
 
-        check_settings(device, precision)
+        more = kept_and_fast(speed, checkpoint_every, keep_checkpoints)
+        check_settings(device, precision, more["speed"])
         studies, size, chosen, folder = _chosen(names, preset, only, dataset, out, only_paper=only_paper)
         jobs = jobs_of_all(chosen, studies, size, folder)
         settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
-        settings |= {"log_every": 10, "tensorboard": False}
+        settings |= {"log_every": 10, "tensorboard": False, **more}
         on_ray = {"num_cpus": cpus, "address": ray_address, "fetch": fetch} if ray or ray_address else None
         if dry_run:
-            _print_plan(studies, size, chosen, folder, _executor(settings, workers, gpus, on_ray))
+            _print_plan(studies, size, chosen, folder, _executor(settings, workers, gpus, on_ray), keep_checkpoints)
             return
         check_data(jobs)
-        failures = unfit(jobs, precision=precision)
+        failures = unfit(jobs, precision=precision, speed=more["speed"])
         folder.mkdir(parents=True, exist_ok=True)
         alone = [each for each in studies if each.is_timed and size.name != "smoke"]
         timed = [job for job in jobs_of_all(chosen, alone, size, folder) if job not in failures]
@@ -180,7 +185,12 @@ def _chosen(
 
 
 def _print_plan(
-    studies: list[Study], size: Preset, chosen: dict[str, list[Point]], folder: Path, executor: Executor
+    studies: list[Study],
+    size: Preset,
+    chosen: dict[str, list[Point]],
+    folder: Path,
+    executor: Executor,
+    keep_checkpoints: bool,
 ) -> None:
     from tempbalance.lab.progress import Times, time_text
     from tempbalance.lab.study import jobs_of_all, known_jobs, plan_table, totals_text
@@ -198,7 +208,7 @@ def _print_plan(
     tell(time_text(Times(known_jobs(folder)), left, num_slots))
     tell(where)
     if left:
-        tell(disk_text(left, folder, num_slots))
+        tell(disk_text(left, folder, num_slots, keep_checkpoints=keep_checkpoints))
 
 
 def _print_next(names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None) -> None:
@@ -219,6 +229,7 @@ def status(
 ) -> None:
     """Show how many runs are done, running, failed and left, the pace and the expected end, from any terminal.
 
+    Runs that wait in the queue of a Ray cluster are counted as waiting.
     Only folders are read, so that the sweep may run on other machines that share them.
     """
     with answered("lab"):
@@ -232,8 +243,8 @@ def status(
         console = wide_output()
         tell(f"{', '.join(chosen)}, preset {size.name}, in {folder}: {count_text(Counter(states.values()))}")
         running = [job for job, state in states.items() if state == "running"]
-        left = [job for job, state in states.items() if state in ("running", "left")]
-        if begun := [job for job in left if job not in running and job.num_finished]:
+        left = [job for job, state in states.items() if state in ("running", "waiting", "left")]
+        if begun := [job for job in left if states[job] == "left" and job.num_finished]:
             tell(f"{len(begun)} of those left {'is' if len(begun) == 1 else 'are'} begun and will resume")
         done = [job for job, state in states.items() if state == "done"]
         if pace := pace_text(done, len(left), now=time.time()) if running or not left else "":

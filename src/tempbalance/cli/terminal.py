@@ -123,5 +123,5 @@ def _say_error(text: str) -> None:
 
 
 def _is_out_of_memory(err: Exception) -> bool:
-    """Whether torch could not allocate memory, for which it has no type of its own on the CPU."""
+    """Whether torch could not allocate memory, which raises a plain RuntimeError on the CPU."""
     return isinstance(err, RuntimeError) and ("allocate memory" in str(err) or "out of memory" in str(err))

@@ -116,13 +116,19 @@ _TensorBoard = Annotated[
     bool, typer.Option(help="Write TensorBoard logs into the folder of the run.", rich_help_panel=_LOGGING)
 ]
 
-_Speed = Annotated[
+Speed = Annotated[
     str, typer.Option(help="Any of channels_last, fused, compile, with commas between them.", rich_help_panel=_RUN)
 ]
-_CheckpointEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.", rich_help_panel=_RUN)]
-_KeepCheckpoints = Annotated[
+CheckpointEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.", rich_help_panel=_RUN)]
+KeepCheckpoints = Annotated[
     bool, typer.Option(help="Keep all checkpoints, and the optimizer's state at the end.", rich_help_panel=_RUN)
 ]
+
+
+def kept_and_fast(speed: str, checkpoint_every: float, keep_checkpoints: bool) -> dict[str, Any]:
+    """Return the settings of speed and of checkpoints."""
+    speeds = [name.strip() for name in speed.split(",") if name.strip()]
+    return {"speed": speeds, "checkpoint_every": checkpoint_every, "keep_checkpoints": keep_checkpoints}
 
 
 def train(
@@ -137,9 +143,9 @@ def train(
     threads: Annotated[_Number, typer.Option(min=1, help="Torch threads.", rich_help_panel=_RUN)] = None,
     log_every: _LogEvery = 10,
     tensorboard: _TensorBoard = False,
-    speed: _Speed = "",
-    checkpoint_every: _CheckpointEvery = 300.0,
-    keep_checkpoints: _KeepCheckpoints = False,
+    speed: Speed = "",
+    checkpoint_every: CheckpointEvery = 300.0,
+    keep_checkpoints: KeepCheckpoints = False,
 ) -> None:
     """Train one recipe. The same command on the same folder resumes an interrupted run."""
     with answered("lab"), stoppable():
@@ -168,9 +174,7 @@ def train(
             devices=devices,
             num_nodes=num_nodes,
             precision=precision,
-            speed=[each for each in speed.split(",") if each],
-            checkpoint_every=checkpoint_every,
-            keep_checkpoints=keep_checkpoints,
+            **kept_and_fast(speed, checkpoint_every, keep_checkpoints),
         )
         if result is not None:
             value, time = chosen.measure.text(result[chosen.measure.name]), seconds_text(result["seconds"])
@@ -205,6 +209,9 @@ def compare(
     threads: Annotated[int, typer.Option(min=1, help="Torch threads per process.", rich_help_panel=_RUN)] = 1,
     log_every: _LogEvery = 10,
     tensorboard: _TensorBoard = False,
+    speed: Speed = "",
+    checkpoint_every: CheckpointEvery = 300.0,
+    keep_checkpoints: KeepCheckpoints = False,
 ) -> None:
     """Train several methods with the same seeds, and test the differences."""
     with answered("lab"), stoppable():
@@ -230,11 +237,12 @@ def compare(
         recipes = plan(given, names, SEEDS[:seeds])
         folder = out_folder(out, Path("runs"))
         jobs = [Job(each, folder / each.name) for each in recipes]
-        check_all(jobs, precision=precision)
+        more = kept_and_fast(speed, checkpoint_every, keep_checkpoints)
+        check_all(jobs, precision=precision, speed=more["speed"])
         for line in (headline(recipes), *(f"warning: {doubt}" for doubt in doubts(given, recipes))):
             say(line)
         settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
-        settings |= {"log_every": log_every, "tensorboard": tensorboard}
+        settings |= {"log_every": log_every, "tensorboard": tensorboard, **more}
         raise_failures(train_all(jobs, local_pool(settings, num_workers=workers), messages, stop_at_failure=True))
         comparisons = summarize(names, recipes, folder)
         write_comparison(comparisons, recipes, folder)

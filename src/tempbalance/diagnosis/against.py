@@ -1,4 +1,4 @@
-"""Several checkpoints of a model -> how alpha moved in each layer, and how far the weights did."""
+"""Compare checkpoints of a model: the change of alpha and of the weights in each layer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST_NAMED = 5  # layers that an error names before it only counts them
 
 @dataclass(frozen=True)
 class Movement:
-    """How one layer differs between checkpoints.
+    """Change of one layer between checkpoints.
 
     Attributes:
-        name: The layer, as the first checkpoint has it.
-        shape: Of its weight in the first checkpoint.
+        name: Name of the layer in the first checkpoint.
+        shape: Shape of its weight in the first checkpoint.
         alphas: Alpha in each checkpoint; ``None`` where it has none.
         alpha_stderrs: Their standard errors, as if eigenvalues were independent.
         change: The last alpha less the first; ``None`` without both.

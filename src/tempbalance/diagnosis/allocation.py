@@ -1,4 +1,4 @@
-"""Alphas -> the sparsity, bit width or adapter rank of each layer, within a budget over all layers."""
+"""Allocate sparsity, bit widths or adapter ranks to layers by alpha, within a budget over all layers."""
 
 from __future__ import annotations
 
@@ -227,11 +227,7 @@ def allocate(
 def check_target(
     target: str, value: float, *, by: str | None, more_where: str | None, spread: float, lora_alpha: float | None
 ) -> None:
-    """Check options before a table is there.
-
-    Raises:
-        ValueError: If one is out of range, or does not go with the target.
-    """
+    """Check options before there is a table; raise ValueError if one is out of range or not of the target."""
     for name, number in (("value", value), ("spread", spread), ("lora_alpha", lora_alpha)):
         is_missing = number is None and name == "lora_alpha"
         if not is_missing and (isinstance(number, bool) or not isinstance(number, int | float)):
@@ -325,7 +321,7 @@ def _prune(rows: Sequence[LayerRow], parts: Sequence[Fraction], value: float) ->
 
 
 def _quantize(rows: Sequence[LayerRow], parts: Sequence[Fraction], value: float) -> list[int]:
-    """Whole bits: those of the line rounded down, then one more by largest remainder while the budget lasts."""
+    """Round bits down, then add one to the largest remainders while the budget lasts."""
     sizes = [math.prod(row.shape) for row in rows]
     budget = math.floor(Fraction(value) * sum(sizes))
     bounds = [(FEWEST_BITS * size, MOST_BITS * size) for size in sizes]

@@ -1,4 +1,4 @@
-"""A model or a checkpoint -> a table with a verdict on each layer."""
+"""Diagnose a model or a checkpoint: a table with a verdict on each layer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Diagnosis(LayerTable):
 
     Attributes:
         model: Name of the diagnosed file or module.
-        tail: The fit.
-        others: Why each tensor that is no layer is not in the table.
+        tail: Name of the tail.
+        others: Why each tensor that is not a layer is not in the table.
         notes: Remarks about the file, such as where in it the weights were.
         layers: The layers behind the rows, by name; ``layers[name].weight()`` reads a weight again.
     """

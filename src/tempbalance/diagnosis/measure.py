@@ -1,4 +1,4 @@
-"""Layers -> what their spectra say, within a bounded amount of memory."""
+"""Measure the spectra of layers within a bounded amount of memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Measured:
 
 
 class Measuring:
-    """The layers of a model on their way to rows."""
+    """Measurement of the layers of a model, which gives the rows of the table."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Measuring:
         return replace(self.scoring, min_eigenvalues=least)
 
     def solve(self) -> None:
-        """Spectra, fits and what follows from them."""
+        """Compute the spectra and their fits."""
         for is_adapter in (False, True):
             layers = [each for each in self.layers if (each.name in self.adapters) is is_adapter]
             jobs = [job for layer in layers for job in self.jobs.get(layer.name, [])]
@@ -144,7 +144,7 @@ class Measuring:
         job.reason = str(error)
 
     def shuffle(self) -> None:
-        """Count what lies beyond the edge once the entries are shuffled."""
+        """Count eigenvalues beyond the edge after shuffling the entries."""
         self.phase = "shuffle"
         side_by_side(self._shuffle_calls(), memory=self.memory)
 
@@ -164,7 +164,7 @@ class Measuring:
             del weight, parts
 
     def rows(self) -> list[DiagnosisRow]:
-        """The rows."""
+        """Return the rows."""
         return [self._row(layer) for layer in self.layers]
 
     def _row(self, layer: Layer) -> DiagnosisRow:
@@ -189,7 +189,7 @@ class Measuring:
 
 
 def _score(values: Tensor, job: Job, name: ScoreName) -> float | None:
-    """A score, or ``None`` where float64 ends or there is no fit."""
+    """Return a score; ``None`` if it overflows or there is no fit."""
     if job.fit is None and name in NEEDS_FIT:
         return None
     try:

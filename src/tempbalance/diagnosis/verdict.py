@@ -1,4 +1,4 @@
-"""Rows of a diagnosis -> a verdict on each layer, and a summary of them."""
+"""Judge the rows of a diagnosis, and summarise the verdicts."""
 
 from __future__ import annotations
 

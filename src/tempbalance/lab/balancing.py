@@ -44,7 +44,7 @@ def scheduler_options(recipe: BalancingRecipe) -> dict[str, Any]:
 
 
 class BalancedTraining(Training[B]):
-    """A training with one param group a layer, driven by `tempbalance.TempBalance`.
+    """A training with one param group a layer, driven by `tempbalance.TempBalance` if layers are scored.
 
     Args:
         recipe: What to train.
@@ -66,10 +66,10 @@ class BalancedTraining(Training[B]):
         interval: int | None = None,
     ) -> None:
         super().__init__(recipe, network, optimizer(tempbalance.param_groups(network)), fabric)
-        options = scheduler_options(recipe)
-        if interval is not None:
-            options["interval"] = interval
-        self.scheduler = tempbalance.TempBalance(self.optimizer, network, schedule(self.optimizer), **options)
+        self.scheduler = schedule(self.optimizer)
+        if recipe.is_scored:
+            options = scheduler_options(recipe) | ({} if interval is None else {"interval": interval})
+            self.scheduler = tempbalance.TempBalance(self.optimizer, network, self.scheduler, **options)
         self.timings: dict[str, list[float]] = {"epoch": [], "balancing": []}
         self.step_lines: list[Line] = []
 
@@ -130,7 +130,7 @@ class BalancedTraining(Training[B]):
         return self.layer_lines(0)
 
     def balance(self, call: Callable[[], None]) -> None:
-        """Balance, and note the time.
+        """Balance and record the time.
 
         Raises:
             TrainingError: If a loss is not finite or layers cannot be scored.
@@ -172,6 +172,8 @@ class BalancedTraining(Training[B]):
 
     def layer_lines(self, epoch: int) -> list[Line]:
         """Return a line for each layer: the latest scoring, and the learning rate of its weight now."""
+        if not isinstance(self.scheduler, tempbalance.TempBalance):
+            return []
         weights = {layer.name: layer.parameters[0] for layer in tempbalance.find_layers(self.network)}
         groups = self.optimizer.param_groups
         rates = {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
@@ -215,7 +217,7 @@ class IterationsTraining(BalancedTraining[I]):
 
     @property
     def num_steps(self) -> int:
-        """How many steps the whole run has."""
+        """Number of steps of the whole run."""
         return self.recipe.iterations
 
     def batches(self, number: int) -> range:
@@ -226,7 +228,8 @@ class IterationsTraining(BalancedTraining[I]):
 
     def after_step(self) -> None:
         """Step the scheduler, which balances when that is due."""
-        call = self.balance if self.iteration % self.interval == 0 else self.advance
+        is_due = self.recipe.is_scored and self.iteration % self.interval == 0
+        call = self.balance if is_due else self.advance
         call(self.scheduler.step)
 
 

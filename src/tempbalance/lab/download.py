@@ -35,13 +35,11 @@ class RemoteFile:
         name: Path inside the cache folder.
         urls: Addresses, in the order in which they are tried.
         md5: Checksum of the file.
-        num_bytes: Size; 0 if unknown.
     """
 
     name: str
     urls: tuple[str, ...]
     md5: str
-    num_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,18 +48,13 @@ class RemoteData:
 
     Attributes:
         files: Its files.
-        licence: The terms of use, in a few words.
-        decoded: Bytes of decoded files in the cache.
+        licence: The terms of use, or where to read about them.
+        num_bytes: About the size of the files and of what is kept in the cache beside them.
     """
 
     files: tuple[RemoteFile, ...]
     licence: str
-    decoded: int = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the files and of the decoded files."""
-        return sum(file.num_bytes for file in self.files) + self.decoded
+    num_bytes: int
 
 
 @cache
@@ -73,10 +66,11 @@ def remote_data() -> dict[str, RemoteData]:
     content = yaml.safe_load(Path(__file__).with_name("datasets.yaml").read_text(encoding="utf-8"))
     for name, data in content.items():
         files = tuple(
-            RemoteFile(str(Path(data.get("folder", "")) / file), tuple(url + file for url in data["urls"]), md5, size)
-            for file, (size, md5) in data["files"].items()
+            RemoteFile(str(Path(data.get("folder", "")) / file), tuple(url + file for url in data["urls"]), md5)
+            for file, md5 in data["files"].items()
         )
-        found[name] = RemoteData(files, data["licence"], data.get("decoded", 0))
+        num_bytes = 1_000_000 * (data["megabytes"] + data.get("decoded", 0))
+        found[name] = RemoteData(files, data["licence"], num_bytes)
     return found
 
 

@@ -14,7 +14,7 @@ from tempbalance.lab.jobs import Job
 from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import PaperResult
 from tempbalance.lab.points import Point, Preset, cell_key
-from tempbalance.lab.recipe import ACCURACY, Measure, find_kind
+from tempbalance.lab.recipe import ACCURACY, SEEDS, Measure, find_kind
 from tempbalance.report.statistics import LEVEL, Paired, holm, paired
 from tempbalance.runlog import Line, RunFolder
 
@@ -50,7 +50,7 @@ class Tried:
     @property
     def is_best_reported(self) -> bool:
         """Whether the best epoch counts instead of the last one: where validation data choose it."""
-        return bool(find_kind(self.point.options.get("kind", "images")).best_by)
+        return bool(self.point.recipe(SEEDS[0]).best_by)
 
     @property
     def outcomes(self) -> dict[int, float]:
@@ -193,7 +193,7 @@ class Findings:
 
     @property
     def is_best_reported(self) -> bool:
-        """As `Tried.is_best_reported`."""
+        """Whether the best epoch counts instead of the last one."""
         return bool(self.cells) and self.cells[0].tried[0].is_best_reported
 
     @property

@@ -17,7 +17,8 @@ from tempbalance.lab.runs import finished
 from tempbalance.runlog import Line, RunFolder, RunFolderError, is_locked, write_whole
 
 ASKED, CLAIM, FAILURE, OUTPUT = "asked.json", "claim.lock", "failure.txt", "output.txt"
-State = Literal["done", "running", "failed", "left"]
+QUEUED = "queued"  # file in the folder of a run that a cluster has accepted but not started
+State = Literal["done", "running", "waiting", "failed", "left"]
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,16 @@ class Job:
 
     @property
     def run(self) -> RunFolder:
-        """The folder's content."""
+        """Files of the run."""
         return RunFolder(self.folder)
 
     def ask(self) -> None:
-        """Leave the recipe in the folder for the process that is to train it there."""
+        """Write the recipe to the folder for the process that will train it."""
         write_whole(self.folder / ASKED, json.dumps(recipe_dict(self.recipe), indent=2).encode())
 
     @property
     def result(self) -> Line | None:
-        """How the run ended; ``None`` while it is not complete."""
+        """Result of the run; ``None`` until it is complete."""
         return finished(self.run, self.recipe)
 
     @property
@@ -48,7 +49,7 @@ class Job:
 
     @property
     def damage(self) -> str:
-        """What is wrong with the files of the run; empty if nothing is."""
+        """Why the files of the run are damaged; empty if they are not."""
         if self.folder.exists() and not self.folder.is_dir():
             return f"{self.folder} must be a folder"
         try:
@@ -59,23 +60,28 @@ class Job:
 
     @property
     def state(self) -> State:
-        """Where the run stands, as anybody can see from its folder."""
+        """State of the run, read from its folder."""
         if self.damage:
             return "failed"
         if self.is_done:
             return "done"
         if is_locked(self.folder / CLAIM) or is_locked(self.folder / "run.lock"):
-            return "running"
+            return "waiting" if self.is_queued else "running"
         return "failed" if (self.folder / FAILURE).exists() else "left"
 
     @property
+    def is_queued(self) -> bool:
+        """Whether a sweep has given the run to a cluster, which has not started it."""
+        return (self.folder / QUEUED).exists()
+
+    @property
     def num_finished(self) -> int:
-        """How many epochs are finished."""
+        """Number of finished epochs."""
         return len(self.run.metrics)
 
     @property
     def failure(self) -> str:
-        """What a failed run said last, or what is wrong with its files."""
+        """Last line of a failed run's traceback, or why its files are damaged."""
         if damage := self.damage:
             return damage
         text = ""
@@ -90,9 +96,9 @@ class Ended:
 
     Attributes:
         job: The job.
-        state: ``done``; ``failed``, with a traceback in the folder; ``retry`` after a failure that may pass; ``busy``
-            where another process trains it; ``died`` if the process did.
-        message: What it said.
+        state: ``done``; ``failed``, with a traceback in the folder; ``retry`` after a transient failure; ``busy`` if
+            another process trains the job; ``died`` if the process died.
+        message: Message of the process.
     """
 
     job: Job
@@ -106,15 +112,16 @@ class Cause:
 
     Attributes:
         name: In words.
-        is_transient: Whether the same run may succeed later without anybody's help.
+        num_retries: How often to try again in the same epoch: 0 if the run cannot succeed without anybody's help.
     """
 
     name: str
-    is_transient: bool
+    num_retries: int
 
 
-MEMORY, DISK = Cause("out of memory", is_transient=True), Cause("the disk is full", is_transient=False)
-DOWNLOAD, STALE = Cause("a download failed", is_transient=True), Cause("a network file is stale", is_transient=True)
+# a run that needs too much memory will again, unless another one had taken it
+MEMORY, DISK = Cause("out of memory", num_retries=1), Cause("the disk is full", num_retries=0)
+DOWNLOAD, STALE = Cause("a download failed", num_retries=3), Cause("a network file is stale", num_retries=3)
 _ERRNOS = {errno.ENOSPC: DISK, errno.EDQUOT: DISK, errno.ENOMEM: MEMORY}
 _ERRNOS |= dict.fromkeys((errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN), STALE)
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE)
@@ -141,12 +148,17 @@ def failure_of(folder: Path, error: Exception) -> tuple[Literal["failed", "retry
     if cause is not None:
         where = "" if str(folder) in message else f" ({folder})"
         message = f"{cause.name}: {message}{where}"
-        if cause.is_transient:
+        if cause.num_retries:
             return "retry", message
     trace = "".join(traceback.format_exception(error))
     with suppress(OSError):  # a full disk does not take it; the message is returned all the same
         write_whole(folder / FAILURE, f"{trace}{message if cause else ''}".encode())
     return "failed", message
+
+
+def num_retries(message: str) -> int:
+    """Return how often to try again after the failure that a message of `failure_of` is about."""
+    return next((cause.num_retries for cause in (MEMORY, DOWNLOAD, STALE) if message.startswith(cause.name)), 0)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -167,11 +179,11 @@ class Executor(Protocol):
 
     @property
     def num_ahead(self) -> int:
-        """Number of jobs to start beyond that, which wait for room."""
+        """Number of further jobs to start, which wait for a slot."""
 
     @property
     def place_text(self) -> str:
-        """Where runs are trained, and with what."""
+        """Description of the machines and their resources."""
 
     def start(self, job: Job) -> None:
         """Begin or resume a job."""
@@ -183,7 +195,7 @@ class Executor(Protocol):
         """Stop all jobs."""
 
 
-# of a process that trains: device, devices, precision, threads, cache, log_every, tensorboard
+# of a process that trains, as `tempbalance.lab.train.train` takes them
 Settings = dict[str, Any]
 
 

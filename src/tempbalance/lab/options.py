@@ -113,6 +113,9 @@ IterationInterval = Annotated[Count, Field(description="Iterations between balan
 EvaluateEvery = Annotated[
     Count, Field(description="Iterations between evaluations, each of which ends an epoch of the logs.")
 ]
+ScoreBaseline = Annotated[
+    bool, Field(description="Score the layers of a method that does not balance, for layers.jsonl."), BALANCING
+]
 Start = Annotated[int, Field(ge=0, le=10**9, description="Epochs before the first scoring."), BALANCING]
 Limit = Annotated[Count | None, Field(description="Train and test on at most this many images each.")]
 TestLimit = Annotated[Count | None, Field(description="Test on at most this many images. Default: the value of limit.")]

@@ -91,6 +91,8 @@ def epoch_text(recipe: BaseRecipe, metrics: Line) -> str:
         parts.append(f"train accuracy {metrics['train_accuracy']:.2f} %")
     if (value := metrics.get(recipe.measure.name)) is not None:
         parts.append(recipe.measure.text(value))
+    elif (value := metrics.get(recipe.measure.name.replace("test", "valid"))) is not None:
+        parts.append(recipe.measure.text(value).replace("test", "validation", 1))
     if "lr_min" in metrics:
         parts.append(f"learning rate {metrics['lr_min']:.3g} to {metrics['lr_max']:.3g}")
     return f"epoch {metrics['epoch']} of {recipe.num_epochs}: {', '.join(parts)}"
@@ -156,9 +158,12 @@ def time_text(times: Times, jobs: Sequence[Job], num_slots: int) -> str:
     return text + (f", not counting {num_unknown} unlike any that exist" if num_unknown else "")
 
 
+_STATES = ("done", "running", "waiting", "failed", "left")
+
+
 def count_text(counts: Counter[str]) -> str:
-    """Describe how many runs are done, running, failed and left."""
-    return ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "left"))
+    """Describe how many runs are done, running, waiting, failed and left."""
+    return ", ".join(f"{counts[name]} {name}" for name in _STATES if counts[name] or name != "waiting")
 
 
 def job_labels(jobs: Sequence[Job]) -> dict[Job, str]:

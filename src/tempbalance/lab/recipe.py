@@ -31,6 +31,7 @@ from tempbalance.lab.options import (
     Rule,
     ScaleRange,
     Score,
+    ScoreBaseline,
     Seed,
     Share,
     Tail,
@@ -96,7 +97,6 @@ class BaseRecipe(BaseModel):
         kind: Name of the kind of run; `find_kind` knows them all.
         measure: Number by which runs are judged.
         result_names: Numbers in the result of a complete run.
-        best_by: Metric that chooses the best epoch; empty for the measure itself.
         is_float32: Whether runs train in 32-true only.
         is_distributable: Whether several devices can train one run.
     """
@@ -106,7 +106,6 @@ class BaseRecipe(BaseModel):
     kind: ClassVar[str]
     measure: ClassVar[Measure]
     result_names: ClassVar[tuple[str, ...]]
-    best_by: ClassVar[str] = ""
     is_float32: ClassVar[bool] = False
     is_distributable: ClassVar[bool] = False
 
@@ -142,6 +141,11 @@ class BaseRecipe(BaseModel):
     def num_epochs(self) -> int:
         """Number of epochs; ``metrics.jsonl`` has a line for each."""
         raise NotImplementedError
+
+    @property
+    def best_by(self) -> str:
+        """Metric on validation data that chooses the best epoch; empty for the measure on the test set."""
+        return ""
 
     @property
     def unused(self) -> set[str]:
@@ -210,6 +214,13 @@ class BaseRecipe(BaseModel):
         return cls(**{str(name): value for name, value in options.items()})
 
 
+# Options of scoring. min_eigenvalues is not among them: some studies use it after training.
+_SCORING = {
+    "tail", "tail_fraction", "score", "interval", "interval_steps", "start", "score_first", "score_last", "reference",
+    "windows",
+}  # fmt: skip
+
+
 class ScoredRecipe(BaseRecipe):
     """Base of recipes whose layers are scored, and balanced if the method says so. Defaults are the paper's."""
 
@@ -224,16 +235,24 @@ class ScoredRecipe(BaseRecipe):
     score_first: Annotated[bool, Field(description="Score the first layer too."), BALANCING] = False
     score_last: Annotated[bool, Field(description="Score the last layer too."), BALANCING] = False
     min_eigenvalues: Annotated[Count, Field(description="Skip layers with fewer eigenvalues."), BALANCING] = 50
+    score_baseline: ScoreBaseline = True
 
     @property
     def is_balanced(self) -> bool:
-        """Whether layers get scales; otherwise they are only scored."""
+        """Whether layers get scales; otherwise they are only scored, if at all."""
         return find_method(self.method).balanced
 
     @property
+    def is_scored(self) -> bool:
+        """Whether layers are scored."""
+        return self.is_balanced or self.score_baseline
+
+    @property
     def unused(self) -> set[str]:
-        """Options of balancing, for a method without it."""
-        return set() if self.is_balanced else {"scale_range", "assignment"}
+        """Options of balancing for a method without it, and of scoring where no layer is scored."""
+        if self.is_balanced:
+            return {"score_baseline"}
+        return {"scale_range", "assignment"} | (set() if self.is_scored else _SCORING)
 
 
 _SIDE = "'square' or a whole number of at least 2"
@@ -282,7 +301,7 @@ class BalancingRecipe(ScoredRecipe):
 
     def scores_after(self, epoch: int) -> bool:
         """Whether layers are logged after an epoch; epoch 0 is before training."""
-        return True
+        return self.is_scored
 
 
 class IterationsRecipe(BalancingRecipe):

@@ -32,10 +32,11 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _MOST_LISTED = 5  # epochs in a message
 _LARGE = ("optimizer", "file")  # parts of a state that a complete run does not need
 EVERY = 300.0  # seconds between checkpoints
+SPEEDS = ("channels_last", "fused", "compile")
 
 
 class TrainingError(Exception):
-    """A run that cannot go on, and why."""
+    """A run cannot continue; the message says why."""
 
 
 class DivergedError(TrainingError):
@@ -60,11 +61,11 @@ class DivergedError(TrainingError):
 
 
 class InterruptedRunError(Exception):
-    """A run that was asked to stop; its finished epochs are kept."""
+    """A run was asked to stop; its finished epochs are kept."""
 
 
 class OtherRunError(Exception):
-    """A folder that holds a run of another recipe."""
+    """The folder has a run of another recipe."""
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
@@ -119,7 +120,8 @@ def check_run(
         changed = [f"kind: {saved.kind!r} in the folder, {recipe.kind!r} asked for"]
     asked = {"precision": precision and full_precision(precision), "speed": None if speed is None else list(speed)}
     for name, value in asked.items():
-        if value is not None and (before := content.get(name, value)) != value:
+        if_missing = [] if name == "speed" else value  # a run without options of speed notes none
+        if value is not None and (before := content.get(name, if_missing)) != value:
             changed.append(f"{name}: {before!r} in the folder, {value!r} asked for")
     if digest is not None and content.get("data", digest) != digest:
         changed.append(f"data: the content of {recipe.dataset} has changed")
@@ -191,7 +193,7 @@ def disk_needed(recipe: BaseRecipe, *, keep_checkpoints: bool = False) -> DiskNe
     """
     build = getattr(import_module(training_module(recipe.kind)), "bare_network", None)
     if build is None:
-        return DiskNeeds(4 * _DETECTOR, 2 * _DETECTOR)
+        return DiskNeeds(6 * _DETECTOR, 3 * _DETECTOR)
     if (key := (recipe.kind, *recipe.pace)) not in _network_bytes:
         import torch
 
@@ -358,17 +360,20 @@ class Recorder:
         measure, by = self.recipe.measure, self.recipe.best_by or self.recipe.measure.name
         if self.best and measure.sign(metrics[by]) <= measure.sign(self.best["by"]):
             return False
-        self.best = {"epoch": metrics["epoch"], "by": metrics[by], "value": metrics[measure.name]}
+        self.best = {"epoch": metrics["epoch"], "by": metrics[by], "value": metrics.get(measure.name)}
         return True
 
     def finish(self, result: Line) -> Line:
         """Complete the run; its result gets the best epoch, the seconds and the number of epochs.
 
+        Args:
+            result: With the measure at the best epoch, if the metrics do not have it.
+
         Raises:
             TrainingError: If the disk does not take it.
         """
         name = f"best_{self.recipe.measure.name.removeprefix('test_')}"
-        best = {name: self.best["value"], "best_epoch": self.best["epoch"]}
+        best = {name: result.get(name, self.best["value"]), "best_epoch": self.best["epoch"]}
         result = {**result, **best, "seconds": self.seconds, "epochs": self.epoch}
         if self.is_writer:
             with self._writing("the result"):

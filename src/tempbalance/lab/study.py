@@ -24,8 +24,8 @@ from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import paper_statements
-from tempbalance.lab.points import Point, Preset
-from tempbalance.lab.recipe import SEEDS, make_recipe
+from tempbalance.lab.points import PRESETS, Point, Preset
+from tempbalance.lab.recipe import SEEDS, ScoredRecipe, make_recipe
 from tempbalance.report.tables import Entry, Report
 from tempbalance.runlog import RunFolder, RunFolderError
 
@@ -50,6 +50,8 @@ class Study:
         reference: Labels of the cells that others are tested against, seed by seed.
         num_seeds: Number of seeds where it is not the preset's: in all presets, or by the name of the preset.
         claims: Claims of the paper that it tests.
+        draws_alphas: Whether it shows or tests alphas of methods without balancing. Studies that do not leave their
+            layers unscored, unless the same run belongs to one that does.
         is_timed: Whether it measures times, so that its runs are trained one at a time.
         evaluate: Works on complete runs once all are trained, and keeps in their folders what ``present`` reads there;
             is given the findings and the folder of downloads.
@@ -64,6 +66,7 @@ class Study:
     reference: Mapping[str, Any] = field(default_factory=lambda: {"method": "cal"})
     num_seeds: int | Mapping[str, int] | None = None
     claims: tuple[Claim, ...] = ()
+    draws_alphas: bool = False
     is_timed: bool = False
     evaluate: Callable[[Findings, Path | None], None] | None = None
 
@@ -156,8 +159,35 @@ def all_studies() -> Mapping[str, Study]:
                     f"STUDIES in {module.name}.py must be studies with different names, got "
                     f"{getattr(study, 'name', study)!r}"
                 )
-            found[study.name] = study
+            found[study.name] = study if study.draws_alphas else replace(study, points=_unscored(study.points))
     return dict(sorted(found.items()))
+
+
+def _unscored(points: Callable[[Preset], list[Point]]) -> Callable[[Preset], list[Point]]:
+    """Return the function of the same points whose baselines are scored only where a study draws their alphas."""
+
+    def found(preset: Preset) -> list[Point]:
+        return [each if _is_drawn(each, preset) else _without_scores(each) for each in points(preset)]
+
+    return found
+
+
+def _is_drawn(point: Point, preset: Preset) -> bool:
+    recipe = point.recipe(SEEDS[0])
+    is_baseline = isinstance(recipe, ScoredRecipe) and not recipe.is_balanced
+    return not is_baseline or recipe.id in _drawn(preset.name, preset.dataset)
+
+
+def _without_scores(point: Point) -> Point:
+    return replace(point, options={**point.options, "score_baseline": False})
+
+
+@cache
+def _drawn(preset: str, dataset: str | None) -> frozenset[str]:
+    """Return the ids, with the first seed, of the runs whose alphas a study draws."""
+    size = replace(PRESETS[preset], dataset=dataset)
+    studies = [study for study in all_studies().values() if study.draws_alphas]
+    return frozenset(point.recipe(SEEDS[0]).id for study in studies for point in study.points(size))
 
 
 def find_study(name: str) -> Study:
@@ -178,8 +208,12 @@ def claims_report(preset: Preset, folder: Path) -> Report:
         if study.claims:
             findings = study.find(preset, study.points(preset), folder)
             rows += [[study.name, *tested.row] for tested in judge_claims(study.claims, findings)]
-    counts = Counter(row[1] for row in rows)
-    notes = ["; ".join(f"{number} {verdict}" for verdict, number in counts.items()) + "."]
+    counts = Counter(str(row[1]) for row in rows)
+    plural = {"holds": "hold", "does not hold": "do not hold"}
+    counted = [
+        f"{number} {verdict if number == 1 else plural.get(verdict, verdict)}" for verdict, number in counts.items()
+    ]
+    notes = ["; ".join(counted) + "."]
     notes += [f"Not tested: {each.says} {each.untested}" for each in paper_statements().values() if each.untested]
     table = claims_table(rows, is_paper=preset.is_paper, first=["study"])
     title, subtitle = "The paper's claims", f"preset {preset.name}: all studies, in {folder}"

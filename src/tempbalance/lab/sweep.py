@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from tempbalance.errors import unknown
-from tempbalance.lab.jobs import CLAIM, FAILURE, OUTPUT, Ended, Executor, Job, failure_of
+from tempbalance.lab.jobs import CLAIM, FAILURE, OUTPUT, QUEUED, Ended, Executor, Job, failure_of, num_retries
 from tempbalance.lab.progress import SweepView
-from tempbalance.lab.runs import OtherRunError, TrainingError, check_run, disk_needed, finished
+from tempbalance.lab.runs import SPEEDS, OtherRunError, TrainingError, check_run, disk_needed, finished
 from tempbalance.runlog import RunFolderError, take_lock
 
 if TYPE_CHECKING:
@@ -37,37 +37,39 @@ class SweepError(Exception):
     """Runs that failed, each with its message and its log."""
 
 
-def check_settings(device: str, precision: str) -> None:
+def check_settings(device: str, precision: str, speed: Sequence[str] = ()) -> None:
     """Refuse, before any run does, what Lightning does not know and packages that are not there.
 
     Raises:
         ModuleNotFoundError: If a package of the lab is not installed.
-        ValueError: If the device or the precision is unknown.
+        ValueError: If the device, the precision or an option of speed is unknown.
     """
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise ModuleNotFoundError(f"not installed: {', '.join(missing)}")
-    for name, value, known in (("device", device, DEVICES), ("precision", precision, PRECISIONS)):
+    given = [("device", device, DEVICES), ("precision", precision, PRECISIONS)]
+    for name, value, known in (*given, *(("speed", each, SPEEDS) for each in speed)):
         if value not in known:
             raise ValueError(unknown(name, value, known))
 
 
-def check_all(jobs: Sequence[Job], *, precision: str) -> None:
+def check_all(jobs: Sequence[Job], *, precision: str, speed: Sequence[str] = ()) -> None:
     """Refuse, before anything is started or written, what would fail or would be compared wrongly.
 
     Args:
         jobs: What is to be trained.
         precision: Of Lightning.
+        speed: Some of `SPEEDS`.
 
     Raises:
         ModuleNotFoundError: If a package of the lab is not installed.
-        ValueError: If the precision is unknown, or a dataset is not there or not as it should be.
+        ValueError: If the precision or an option of speed is unknown, or a dataset is not there or not as it should be.
         OtherRunError: If a folder holds a run of another recipe.
         RunFolderError: If a file of a run is damaged.
     """
-    check_settings("auto", precision)
+    check_settings("auto", precision, speed)
     check_data(jobs)
     for job in jobs:
-        _check(job, precision)
+        _check(job, precision, speed)
 
 
 def check_data(jobs: Sequence[Job]) -> None:
@@ -80,21 +82,22 @@ def check_data(jobs: Sequence[Job]) -> None:
         job.recipe.check_data()
 
 
-def unfit(jobs: Sequence[Job], *, precision: str) -> dict[Job, str]:
-    """The jobs whose folder holds something else or is damaged, with what is wrong: the others can be trained."""
+def unfit(jobs: Sequence[Job], *, precision: str, speed: Sequence[str] = ()) -> dict[Job, str]:
+    """Return the jobs whose folder has another run or is damaged, with the reason."""
     found = {}
     for job in jobs:
         try:
             if damage := job.damage:
                 raise RunFolderError(damage)
-            _check(job, precision)
+            _check(job, precision, speed)
         except (OtherRunError, RunFolderError) as err:
             found[job] = str(err)
     return found
 
 
-def _check(job: Job, precision: str) -> None:
-    check_run(job.run, job.recipe, precision=precision, digest=job.recipe.own_digest())
+def _check(job: Job, precision: str, speed: Sequence[str]) -> None:
+    known = None if job.recipe.kind == "detection" else speed  # which ignores them
+    check_run(job.run, job.recipe, precision=precision, speed=known, digest=job.recipe.own_digest())
     finished(job.run, job.recipe)
 
 
@@ -131,15 +134,16 @@ def log_of(job: Job) -> Path:
     return next((path for name in (FAILURE, OUTPUT) if (path := job.folder / name).exists()), job.folder)
 
 
-def disk_text(jobs: Sequence[Job], folder: Path, num_slots: int) -> str:
+def disk_text(jobs: Sequence[Job], folder: Path, num_slots: int, *, keep_checkpoints: bool = False) -> str:
     """Return the disk that unfinished jobs need, at most and when complete, and what is free in their folder."""
-    needs = sorted(disk_needed(job.recipe) for job in jobs)
+    needs = sorted(disk_needed(job.recipe, keep_checkpoints=keep_checkpoints) for job in jobs)
     kept = sum(each.kept for each in needs)
     peak = kept + sum(each.peak - each.kept for each in needs[-num_slots:])
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     free = shutil.disk_usage(place).free
     warning = ": this is too little" if free < peak else ""
-    return f"disk: about {decimal(kept)} when complete, {decimal(peak)} at most; {decimal(free)} free{warning}"
+    each = " with one checkpoint each" if keep_checkpoints else ""
+    return f"disk{each}: about {decimal(kept)} when complete, {decimal(peak)} at most; {decimal(free)} free{warning}"
 
 
 def pace_text(done: Sequence[Job], num_left: int, *, now: float) -> str:
@@ -174,7 +178,7 @@ class View(AbstractContextManager["View"], Protocol):
         """Called again and again."""
 
     def ended(self, job: Job, failure: str | None) -> None:
-        """A run is complete, by whomever, or has failed."""
+        """Record that a run is complete or has failed."""
 
 
 def sweep(
@@ -190,7 +194,7 @@ def sweep(
         executor: Trains them; it is closed at the end, whatever happens.
         view: Shows the progress.
         retries: How often to restart a job that dies, or fails for a reason that may pass, in the same epoch; after
-            such a failure at most three times, with pauses.
+            such a failure at most three times, with pauses, and only once where memory was too small.
         stop_at_failure: End at the first failure.
 
     Returns:
@@ -217,7 +221,7 @@ class _Sweep:
                 self._start()
                 for ended in self.executor.ended():
                     self._end(ended)
-                self.view.update(list(self.claims), self.failures)
+                self.view.update([job for job in self.claims if not job.is_queued], self.failures)
                 if stop_at_failure and self.failures:
                     break
                 time.sleep(_PAUSE)
@@ -251,14 +255,15 @@ class _Sweep:
                 self._finish(job, job.failure if failed_elsewhere else None)
                 return
             self.claims[job] = lock
-            (job.folder / FAILURE).unlink(missing_ok=True)  # so that one that others find is of this try
+            for name in (FAILURE, QUEUED):  # so that those that others find are of this try
+                (job.folder / name).unlink(missing_ok=True)
             job.ask()
+            self.executor.start(job)
         except OSError as err:  # of the folder: a full disk, a stale network file
             self.waiting.remove(job)
             self._end(Ended(job, *failure_of(job.folder, err)))
             return
         self.waiting.remove(job)
-        self.executor.start(job)
 
     def _end(self, ended: Ended) -> None:
         job = ended.job
@@ -270,7 +275,7 @@ class _Sweep:
         if ended.state in ("died", "retry"):
             number = self._count_trouble(job)
             pause = _RETRY_PAUSES[min(number, len(_RETRY_PAUSES)) - 1] if ended.state == "retry" else 0.0
-            if number > (min(self.retries, len(_RETRY_PAUSES)) if ended.state == "retry" else self.retries):
+            if number > (min(self.retries, num_retries(ended.message)) if ended.state == "retry" else self.retries):
                 message = f"{ended.message}, {number} times in epoch {job.num_finished + 1}"
                 ended = Ended(job, *failure_of(job.folder, TrainingError(message)))
         if (lock := self.claims.pop(job, None)) is not None:

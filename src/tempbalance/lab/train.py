@@ -29,6 +29,7 @@ from tempbalance.lab.progress import RunProgress, say
 from tempbalance.lab.recipe import BaseRecipe, make_recipe, recipe_dict, training_module
 from tempbalance.lab.runs import (
     EVERY,
+    SPEEDS,
     DivergedError,
     Epoch,
     Recorder,
@@ -108,9 +109,15 @@ class Training(ABC, Generic[R]):
         """Use options of `SPEEDS`.
 
         Raises:
-            ValueError: If the optimizer has no fused form.
+            ValueError: If the optimizer has no fused form, or torch would crash.
         """
         if "channels_last" in speed:
+            fewest = min((len(each) for each in self.network.parameters() if each.dim() == 4), default=_CHANNELS)
+            if self.fabric.device.type == "cpu" and fewest < _CHANNELS:
+                raise ValueError(
+                    f"speed: channels_last on the CPU needs at least {_CHANNELS} channels in each convolution, got "
+                    f"{fewest}, with which torch crashes"
+                )
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for group in self.optimizer.param_groups if "fused" in speed else ():
             if "fused" not in group:
@@ -173,6 +180,9 @@ class Training(ABC, Generic[R]):
         )
 
 
+_CHANNELS = 16  # of convolutions in channels_last order; torch 2.x corrupts the CPU's memory with 4
+
+
 def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, **settings: Any) -> Line | None:
     """Train a recipe of any kind to its end, from where the folder stands.
 
@@ -204,9 +214,6 @@ def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, 
         ended: Line = own_loop(recipe, folder, cache=cache, **settings)
         return ended
     return train_on_fabric(recipe, folder, module, cache=cache, **settings)
-
-
-SPEEDS = ("channels_last", "fused", "compile")
 
 
 def train_on_fabric(

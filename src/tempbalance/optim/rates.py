@@ -1,6 +1,6 @@
 """Values of param groups that are balanced, learning rates above all: read without their scale, written with it.
 
-Each group notes the base value and the scale of the last write under a key of its own, and so in the optimizer's state.
+Each group keeps the base value and the scale of the last write under its own key, so the optimizer's state has them.
 Tensors are read only after something else has changed them, so that a step costs no device synchronisation.
 """
 
@@ -122,7 +122,7 @@ class BaseValues:
                 bases += [value.clone() if isinstance(value, Tensor) else float(value) for value in present]
 
     def _separate(self, target: str) -> None:
-        """Give each group a Tensor of its own; torch shares one among all groups that are built together."""
+        """Give each group its own Tensor; torch shares one among all groups that are built together."""
         shared = {id(self.optimizer.defaults.get(target))}
         for group in self.optimizer.param_groups:
             if isinstance(group[target], Tensor) and id(group[target]) in shared:
@@ -167,7 +167,7 @@ def _versions(values: Sequence[Rate]) -> list[int]:
 
 
 def _own(value: Any, base: Rate) -> Rate:
-    """Return a base value that nothing else holds: a float, or a Tensor of its own."""
+    """Return an unshared copy of a base value: a float or a Tensor."""
     if not isinstance(value, Tensor):
         return float(value)
     return base.copy_(value) if isinstance(base, Tensor) and base is not value else value.clone()

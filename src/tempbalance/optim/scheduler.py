@@ -279,7 +279,7 @@ class TempBalance(LRScheduler):
         )
 
     def _unscaled(self) -> dict[str, str]:
-        """Return why the scale of a scored layer is not applied: it has no param group of its own."""
+        """Return why the scale of a scored layer is not applied: it does not have its own param group."""
         labels = set(labels_of(self.optimizer))
         names = {row.name for row in self._rows if row.score is not None and row.name not in labels}
         if not names:

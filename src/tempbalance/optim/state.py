@@ -71,7 +71,7 @@ class Options(Scoring):
             raise ValueError(f"balance must map values of a param group to two scales, got {self.balance!r}")
         if tuple(self.scale_range) != Options.scale_range:
             raise ValueError(
-                "give the range of lr in balance, beside the others, or as scale_range, not both: got "
+                "give the range of lr in balance or as scale_range, not both: got "
                 f"scale_range={self.scale_range!r} and balance={self.balance!r}"
             )
         for name, ends in self.balance.items():

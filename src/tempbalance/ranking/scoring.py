@@ -328,7 +328,7 @@ def _score(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
 
 
 def _random_alpha(job: Job, scoring: Scoring) -> float:
-    """What the same fit gives for random matrices of the shape of a job's."""
+    """Return the result of the same fit for random matrices of the job's shape."""
     num_slices, rows, columns = job.shape
     return random_alpha(
         rows=rows, columns=columns, num_slices=num_slices, tail=scoring.tail, tail_fraction=scoring.tail_fraction

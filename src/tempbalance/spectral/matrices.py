@@ -1,6 +1,6 @@
 """A weight cut into the 2-D matrices that count.
 
-A `Part` is what gets a fit of its own: a projection of a fused weight, a gate, an expert, or a whole
+A `Part` is fitted separately: a projection of a fused weight, a gate, an expert, or a whole
 convolution, whose slices are pooled because they belong to one operator.
 """
 

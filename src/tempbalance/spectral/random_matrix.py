@@ -1,4 +1,4 @@
-"""What a tail fit gives for a random matrix of a shape: alpha says as much about the shape as about training.
+"""Tail fits of random matrices of a shape, because alpha depends on the shape as much as on training.
 
 The eigenvalues of a random n x m matrix follow the Marchenko-Pastur law, x = (sqrt(m) - sqrt(n))^2 +
 4 sqrt(n m) sin^2(t / 2) for an angle t of 0 to pi, in units of the entries' mean square. A matrix of finite size has
@@ -35,7 +35,7 @@ _SMALL_SIZE = 2**17  # entries of the Gram matrices that are simulated below it:
 _NUM_SPECTRA = 64
 _LEAST_SPECTRA = 8
 _NUM_DRAWN = 2**18  # eigenvalues in all spectra together, beyond which there are fewer spectra
-_NUM_POOLED = 2**16  # eigenvalues of more slices than have so many are taken for as many
+_NUM_POOLED = 2**16  # largest number of pooled eigenvalues; more slices are treated as this many
 _SEED = 0
 _PER_WAVE = 16  # points at which a wave is worked out, straight lines between them
 
@@ -48,7 +48,7 @@ def random_alpha(
     tail: TailName | TailFunction = "median",
     tail_fraction: float = 0.5,
 ) -> float:
-    """What a tail fit gives for random matrices of a shape, worked out once.
+    """Result of a tail fit for random matrices of a shape, computed once.
 
     Args:
         rows: Of a matrix.
@@ -127,7 +127,7 @@ def _alpha(side: int, length: int, num_slices: int, tail: TailName | _Function, 
 
 
 def _draw_spectra(num_spectra: int, side: int, length: int, num_slices: int) -> Iterator[Tensor]:
-    """Random spectra, each the pooled eigenvalues of its own matrices; the same ones whenever asked for."""
+    """Return random spectra from a fixed seed, each the pooled eigenvalues of its own matrices."""
     generator = np.random.default_rng(_SEED)
     law = _Law(side, length)
     for _ in range(num_spectra):

@@ -40,7 +40,7 @@ from tempbalance.spectral.eigenvalues import (
 )
 from tempbalance.spectral.matrices import Part, cut_by_shape
 
-_CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is a job of its own
+_CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is one job
 _CHUNK_SIZE = 2**22  # entries in one job
 _BATCH_BYTES = 2**28  # of Gram matrices that wait on a device to be solved together
 _lock = threading.Lock()  # held during a solve, which changes settings of the process

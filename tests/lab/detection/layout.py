@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+SETS = {"trainval": ("a", "b"), "train": ("a",), "val": ("b",), "test": ("c",)}
+
 
 def object_xml(name="dog", box=(11, 21, 30, 60), difficult="0"):
     sides = "".join(
@@ -21,7 +23,7 @@ def make_voc(folder: Path, sets=None, *, size=(100, 80)):
     """Gray images, each with a dog."""
     for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
         (folder / name).mkdir(parents=True)
-    for split, names in (sets or {"trainval": ("a", "b"), "test": ("c",)}).items():
+    for split, names in (sets or SETS).items():
         (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
         for name in names:
             pixels = np.full((size[1], size[0], 3), 128, np.uint8)

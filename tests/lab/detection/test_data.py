@@ -8,8 +8,8 @@ import pytest
 
 from tempbalance.lab.detection import data
 from tempbalance.lab.detection.data import NUM_IMAGES as NUM_SHAPES
-from tempbalance.lab.detection.data import VOC2007, WEIGHTS, Weights, find_weights, ready_data, unpack
-from tempbalance.lab.detection.recipe import NUM_IMAGES, PRETRAINED
+from tempbalance.lab.detection.data import VOC2007, WEIGHTS, Weights, draw_shapes, find_weights, ready_data, unpack
+from tempbalance.lab.detection.recipe import NUM_IMAGES, NUM_TRAIN_VAL, PRETRAINED
 from tempbalance.lab.download import DownloadError
 from tests.cases import raises
 from tests.lab.detection.layout import annotation_xml, make_voc, object_xml
@@ -86,6 +86,18 @@ def test_drawn_shapes_are_there_without_a_download(tmp_path, monkeypatch):
     found = ready_data("shapes", cache=tmp_path)
     assert len(names(found.description.parent / "images" / "train")) == 2
     assert NUM_IMAGES["shapes"] == NUM_SHAPES
+
+
+def test_the_published_split_has_images_for_validation_of_its_own(tmp_path):
+    draw_shapes(tmp_path / "shapes", num_images=(10, 3))
+    trainval = ready_data(str(tmp_path / "shapes"), cache=tmp_path)
+    assert json.loads(trainval.description.read_text())["val"] == "images/test"
+    train = ready_data(str(tmp_path / "shapes"), cache=tmp_path, split="train")
+    assert json.loads(train.description.read_text())["val"] == "images/val"
+    numbers = {part: len(names(train.description.parent / "images" / part)) for part in ("train", "val", "test")}
+    assert numbers == {"train": 8, "val": 2, "test": 3}
+    assert sum(NUM_TRAIN_VAL["shapes"]) == NUM_IMAGES["shapes"][0]
+    assert sum(NUM_TRAIN_VAL["voc2007"]) == NUM_IMAGES["voc2007"][0]
 
 
 def test_checksums_are_those_of_the_issue():

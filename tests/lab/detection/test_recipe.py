@@ -87,4 +87,6 @@ def test_what_to_install_is_said_where_ultralytics_is_missing(monkeypatch):
 def test_the_papers_preset_trains_on_the_published_split():
     recipes = [point.recipe(43) for point in find_study("detection").points(PRESETS["paper"])]
     assert {(each.split, each.min_eigenvalues, each.tail) for each in recipes} == {("train", 64, "median_published")}
-    assert "2,501 + 4,952 images" in recipes[0].data_text
+    assert "2,501 + 2,510 (val) + 4,952 images" in recipes[0].data_text
+    assert {each.best_by for each in recipes} == {"valid_fitness"}
+    assert not DetectionRecipe().best_by

@@ -24,6 +24,7 @@ def package(monkeypatch):
     monkeypatch.setattr(training, "load_ultralytics", lambda: PACKAGE)
     monkeypatch.setattr(FakeYolo, "stop_at", None)
     monkeypatch.setattr(FakeYolo, "trained", [])
+    monkeypatch.setattr(FakeYolo, "tested", [])
 
 
 class Runs:
@@ -86,6 +87,38 @@ def test_a_run_notes_each_epoch_and_its_result_is_that_of_the_last(runs):
     assert noted["recipe"]["kind"] == "detection"
     assert noted["versions"]["ultralytics"] == "0.0"
     assert "epoch 2 of 3: train loss 4.0000, test mAP 60.00 %" in runs.said.getvalue()
+
+
+def test_with_the_published_split_each_epoch_is_validated_and_the_best_and_the_last_one_are_tested(runs):
+    result = runs(split="train")
+    lines = runs.run.metrics
+    assert [line["valid_map"] for line in lines] == [30.0, 60.0, 50.0]
+    assert [line["valid_fitness"] for line in lines] == pytest.approx([31.0, 61.0, 51.0])
+    assert not any("test_map" in line for line in lines)
+    assert (result["best_epoch"], result["valid_map"], result["valid_map50"]) == (2, 60.0, 70.0)
+    assert (result["best_map"], result["best_map50"]) == pytest.approx((52.0, 62.0))
+    assert (result["test_map"], result["test_map50"]) == pytest.approx((54.0, 64.0))
+    assert [each["epoch"] for each in FakeYolo.tested] == [3, 2]
+    assert {each["split"] for each in FakeYolo.tested} == {"test"}
+    assert "epoch 2 of 3: train loss 4.0000, validation mAP 60.00 %" in runs.said.getvalue()
+
+
+def test_with_the_split_trainval_no_checkpoint_is_tested_again(runs):
+    runs()
+    assert FakeYolo.tested == []
+
+
+@pytest.mark.parametrize(("event", "epoch"), [("on_train_epoch_end", 2), ("on_train_end", 2)])
+def test_the_best_checkpoint_is_kept_when_a_run_is_killed(runs, event, epoch):
+    whole = runs(split="train")
+    runs.folder = runs.folder.with_name("killed")
+    runs.stop(event, epoch, kill)
+    with pytest.raises(Killed):
+        runs(split="train")
+    FakeYolo.stop_at = None
+    (runs.folder / "ultralytics" / "weights" / "best.pt").unlink(missing_ok=True)
+    resumed = runs(split="train")
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
 
 
 def scales_of(net):
@@ -314,3 +347,12 @@ def test_what_to_install_is_said_where_ultralytics_is_missing(runs, monkeypatch)
     with raises(ModuleNotFoundError, "pip install ultralytics"):
         runs()
     assert not runs.folder.exists()
+
+
+def test_adam_that_is_not_scored_trains_the_same(runs, tmp_path):
+    runs(method="adam")
+    scored, runs.folder = runs.run, tmp_path / "bare"
+    runs(method="adam", score_baseline=False)
+    assert runs.run.metrics == scored.metrics
+    assert scored.layers
+    assert not runs.run.layers

@@ -165,6 +165,9 @@ def test_a_run_that_is_fetched_comes_back_and_leaves_nothing(ray, asked, tmp_pat
     there, run = Cluster(SETTINGS, fetch=True), asked("long")
     (run.folder / "failure.txt").write_text("Traceback\nValueError: last week")
     there.start(run)
+    assert run.is_queued
+    assert there.ended() == []  # the node has begun
+    assert not run.is_queued
     assert there.ended() == []  # the log of a run under way has come
     assert run.num_finished == 2
     assert until_ended(there) == Ended(run, "done", "")
@@ -191,6 +194,7 @@ def test_a_task_that_is_cancelled_takes_its_process_along(ray, asked, monkeypatc
     def interrupt(_):
         raise KeyboardInterrupt
 
+    assert there.ended() == []  # the node has begun
     monkeypatch.setattr(cluster_node, "time", SimpleNamespace(sleep=interrupt, monotonic=time.monotonic))
     with pytest.raises(KeyboardInterrupt):
         next(stream.parts)

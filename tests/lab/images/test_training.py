@@ -21,6 +21,7 @@ from tempbalance.lab.images.training import ImageTraining, initial_network, load
 from tempbalance.lab.methods import METHODS
 from tempbalance.lab.runs import DivergedError, InterruptedRunError, OtherRunError, TrainingError, load_weights
 from tempbalance.lab.train import train
+from tempbalance.report.runs import write_runs
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError
 from tests.cases import assert_carries, changed, raises
 from tests.lab.cut import cpu
@@ -469,3 +470,116 @@ def test_a_recipe_decides_followers_flips_and_power_iterations(tmp_path):
     mirrored = (flipped == straight.flip(3)).flatten(1).all(1)
     assert (same | mirrored).all()
     assert mirrored.sum() > same.sum() / 4
+
+
+@pytest.fixture
+def solved(monkeypatch) -> list[tuple[int, ...]]:
+    """Shapes of the matrices whose eigenvalues or singular values torch was asked for."""
+    found: list[tuple[int, ...]] = []
+    for name in ("eigvalsh", "svdvals", "eigh", "svd"):
+        real = getattr(torch.linalg, name)
+
+        def noted(matrix, *args, _real=real, **kwargs):
+            found.append(tuple(matrix.shape))
+            return _real(matrix, *args, **kwargs)
+
+        monkeypatch.setattr(torch.linalg, name, noted)
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"interval_steps": 2}, {"method": "sgdr"}, {"model": "resnet18"}])
+def test_a_baseline_that_is_not_scored_trains_the_same_and_solves_nothing(tmp_path, solved, options):
+    small = {"method": "cal", "epochs": 2, "min_eigenvalues": 3, "width": 0.0625, "limit": 64, "batch_size": 32}
+    recipe = changed(SMALL, **{**small, **options})
+    run(recipe, tmp_path / "scored")
+    assert solved
+    solved.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", module="lightning")
+        run(changed(recipe, score_baseline=False), tmp_path / "bare")
+    assert not solved
+    scored, bare = RunFolder(tmp_path / "scored"), RunFolder(tmp_path / "bare")
+    assert bare.metrics == scored.metrics
+    assert scored.layers
+    assert bare.layers == []
+    assert bare.result["num_balancings"] == 0
+    ours, theirs = load_weights(tmp_path / "scored"), load_weights(tmp_path / "bare")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_baseline_that_is_not_scored_resumes_and_has_a_page(tmp_path):
+    recipe = changed(SMALL, method="cal", score_baseline=False, epochs=2)
+    run(recipe, tmp_path / "whole")
+    first = changed(recipe, stop_after=1)
+    run(first, tmp_path / "cut")
+    state = torch.load(tmp_path / "cut" / "last.ckpt", weights_only=True)
+    training = ImageTraining(recipe, load(recipe, None), cpu())
+    training.epoch(1)
+    resumed = ImageTraining(recipe, load(recipe, None), cpu())
+    resumed.load_state_dict(training.state_dict())
+    assert state["training"]["scheduler"]["last_epoch"] == training.scheduler.last_epoch
+    assert [resumed.epoch(2).metrics] == RunFolder(tmp_path / "whole").metrics[1:]
+    (page,) = write_runs([tmp_path / "whole", tmp_path / "cut"], tmp_path / "report.html")
+    assert page.stat().st_size
+
+
+SPEEDY = ImageRecipe(model="resnet18", width=0.25, epochs=2, limit=64, batch_size=32, min_eigenvalues=3)
+
+
+def fast(recipe: ImageRecipe, folder: Path, *speed: str) -> RunFolder:
+    train(recipe, folder, device="cpu", checkpoint_every=0, keep_checkpoints=True, speed=speed)
+    return RunFolder(folder)
+
+
+def assert_speed_is_kept(recipe: ImageRecipe, tmp_path: Path, *speed: str) -> None:
+    """Train with options of speed, whole and resumed after the first epoch; compare with a run without them."""
+    plain = fast(changed(recipe, stop_after=1), tmp_path / "plain")
+    whole = fast(recipe, tmp_path / "whole", *speed)
+    loss, expected = (each.metrics[0]["train_loss"] for each in (whole, plain))
+    assert loss == pytest.approx(expected, rel=1e-3)
+    cut = tmp_path / "cut"
+    shutil.copytree(tmp_path / "whole", cut)
+    (cut / "result.json").unlink()
+    shutil.copy(cut / "epoch-1.ckpt", cut / "last.ckpt")
+    resumed = fast(recipe, cut, *speed)
+    assert resumed.metrics == whole.metrics
+    assert resumed.layers == whole.layers
+    with raises(OtherRunError, "speed", *speed):
+        fast(recipe, tmp_path / "whole")
+    with raises(OtherRunError, "speed", *speed):
+        fast(changed(recipe, stop_after=1), tmp_path / "plain", *speed)
+
+
+@pytest.mark.parametrize("method", ["tb", "tb+snr", "tb+sgdp", "adamp", "lars", "lookahead", "lamb"])
+def test_weights_in_channels_last_order_train_and_resume(tmp_path, method):
+    recipe = changed(SPEEDY, method=method, lr=None)
+    assert_speed_is_kept(recipe, tmp_path, "channels_last")
+    training = ImageTraining(recipe, load(recipe, None), cpu())
+    training.accelerate(["channels_last"])
+    convs = [each for each in training.network.parameters() if each.dim() == 4 and each.shape[-1] > 1]
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in convs)
+
+
+@pytest.mark.parametrize("method", ["tb", "adam", "adamw"])
+def test_fused_optimizers_train_and_resume(tmp_path, method):
+    recipe = changed(SPEEDY, method=method, lr=None)
+    assert_speed_is_kept(recipe, tmp_path, "fused")
+    training = ImageTraining(recipe, load(recipe, None), cpu())
+    training.accelerate(["fused"])
+    assert all(group["fused"] for group in training.optimizer.param_groups)
+
+
+def test_an_optimizer_without_a_fused_form_and_unknown_options_of_speed_are_refused(tmp_path):
+    with raises(ValueError, "speed", "LARS", "fused"):
+        fast(changed(SPEEDY, method="lars"), tmp_path / "lars", "fused")
+    with raises(ValueError, "channels_last", 16, 4):
+        fast(changed(SPEEDY, width=0.0625), tmp_path / "narrow", "channels_last")
+    with raises(ValueError, "speed", "'fuse'", "'fused'"):
+        fast(SPEEDY, tmp_path / "unknown", "fuse")
+
+
+@pytest.mark.slow
+def test_a_compiled_network_trains_and_resumes(tmp_path):
+    assert_speed_is_kept(changed(SPEEDY, model="mlp", method="tb"), tmp_path, "compile")
+    assert_speed_is_kept(changed(SPEEDY, method="tb"), tmp_path / "all", "channels_last", "fused", "compile")

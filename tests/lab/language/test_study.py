@@ -8,13 +8,13 @@ from tempbalance.lab.points import find_preset
 from tempbalance.lab.study import find_study
 
 STUDY = find_study("language")
-AHEAD = "tensorized (looks ahead)"
+PUBLISHED = "tensorized (published)"
 
 
 def test_the_papers_preset_has_its_grids_for_three_networks() -> None:
     points = STUDY.points(find_preset("paper"))
     counts = Counter((point.cell["model"], point.cell["method"]) for point in points)
-    for model in (AHEAD, "tensorized", "gpt"):
+    for model in (PUBLISHED, "tensorized", "gpt"):
         assert counts[model, "adam"] == 7
         assert counts[model, "tb+adam"] == 7 * 2 * 2 * 3
     recipes = [point.recipe(43) for point in points]
@@ -33,12 +33,12 @@ def test_the_papers_preset_has_its_grids_for_three_networks() -> None:
     }
 
 
-def test_only_the_network_that_looks_ahead_stands_beside_the_paper() -> None:
+def test_only_the_published_network_stands_beside_the_paper() -> None:
     for point in STUDY.points(find_preset("paper")):
-        is_ahead = point.cell["model"] == AHEAD
+        is_published = point.cell["model"] == PUBLISHED
         expected = {"adam": 49.94, "tb+adam": 47.30}[point.cell["method"]]
-        assert (None if point.paper is None else point.paper.mean) == (expected if is_ahead else None)
-        assert point.options["causal"] is not is_ahead
+        assert (None if point.paper is None else point.paper.mean) == (expected if is_published else None)
+        assert point.options["causal"] is not is_published
 
 
 @pytest.mark.parametrize("name", ["laptop", "smoke"])

@@ -177,3 +177,14 @@ def test_the_best_epoch_is_chosen_on_the_validation_part(text: str, tmp_path: Pa
     best = min(RunFolder(tmp_path).metrics, key=lambda line: line["valid_perplexity"])
     assert (result["best_epoch"], result["best_perplexity"]) == (best["epoch"], best["test_perplexity"])
     assert load_weights(tmp_path, best=True).keys() == load_weights(tmp_path).keys()
+
+
+def test_adam_that_is_not_scored_trains_the_same(text: str) -> None:
+    scored, bare = training(text, method="adam"), training(text, method="adam", score_baseline=False)
+    for number in (1, 2, 3):
+        ours, theirs = scored.epoch(number), bare.epoch(number)
+        assert ours.metrics == theirs.metrics
+        assert ours.layers
+        assert not theirs.layers
+    assert not bare.first_lines()
+    assert all(map(torch.equal, weights(scored), weights(bare)))

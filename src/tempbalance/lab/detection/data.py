@@ -19,6 +19,7 @@ from tempbalance.lab.download import LOCK_TIMEOUT, DownloadError, cache_folder, 
 
 CLASSES = ("rectangle", "disc", "triangle")
 NUM_IMAGES = (1000, 300)  # for training and for the test
+_VAL = 5  # one in five of the images for training is in val
 VERSION = 1  # counted up when the images change
 SIDE = 96  # pixels
 _SMALLEST, _LARGEST, _MOST = 16, 44, 3  # pixels of a shape; shapes in an image
@@ -50,7 +51,10 @@ def draw_shapes(folder: Path, *, num_images: tuple[int, int] = NUM_IMAGES, seed:
         image, shapes = _draw_image(np.random.default_rng((seed, number)))
         image.save(folder / "JPEGImages" / f"{name}.jpg", quality=90)
         (folder / "Annotations" / f"{name}.xml").write_bytes(_annotation(name, shapes))
-    for split, part in (("trainval", names[: num_images[0]]), ("test", names[num_images[0] :])):
+    trainval, test = names[: num_images[0]], names[num_images[0] :]
+    num_train = len(trainval) - len(trainval) // _VAL
+    sets = {"trainval": trainval, "train": trainval[:num_train], "val": trainval[num_train:], "test": test}
+    for split, part in sets.items():
         (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{name}\n" for name in part))
 
 
@@ -141,7 +145,7 @@ def ready_data(
         cache: The cache folder.
         split: Training set, ``trainval`` or ``train``.
         limit: Largest number of training images.
-        test_limit: Largest number of test images.
+        test_limit: Largest number of validation images, and of test images.
 
     Raises:
         ValueError: If a file is invalid; the message has the file, the rule and the value.
@@ -156,7 +160,7 @@ def ready_data(
             if not target.exists():
                 write_yolo(data, target, digest=digest)
         return ReadyData(target / DESCRIPTION, digest)
-    name = _KNOWN[dataset] if split == "trainval" else f"{_KNOWN[dataset]}-{split}"
+    name = _KNOWN[dataset] if split == "trainval" else f"{_KNOWN[dataset]}-{split}-val"
     target = folder / "-".join([name, *(str(each or "all") for each in (limit, test_limit))])
     with _alone(target):
         if not target.exists():

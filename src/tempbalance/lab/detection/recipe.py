@@ -32,7 +32,7 @@ from tempbalance.report.text import shown
 
 # Known data, with the number of images for training and for the test; tests compare them with the loaders.
 NUM_IMAGES = {"voc2007": (5011, 4952), "shapes": (1000, 300)}
-_NUM_TRAIN = {"voc2007": (2501, 4952)}  # with the split train
+NUM_TRAIN_VAL = {"voc2007": (2501, 2510), "shapes": (800, 200)}  # the parts of the images for training
 PRETRAINED = ("yolov8n",)
 
 MAP = Measure("test_map", "mAP", "%", "points")
@@ -83,10 +83,14 @@ class DetectionRecipe(ScoredRecipe):
     scale_range: ScaleRange = (0.6, 1.4)
     start: Start = 0
     split: Annotated[
-        Literal["trainval", "train"], Field(description="Images to train on; the published code takes train.")
+        Literal["trainval", "train"],
+        Field(
+            description="Images to train on. trainval tests every epoch; train, as published, chooses the best epoch "
+            "on val and tests that one."
+        ),
     ] = "trainval"
     limit: Annotated[Count | None, Field(description="Train on at most this many images.")] = None
-    test_limit: Annotated[Count | None, Field(description="Test on at most this many images.")] = None
+    test_limit: Annotated[Count | None, Field(description="Validate and test on at most this many images each.")] = None
 
     @property
     def num_epochs(self) -> int:
@@ -96,18 +100,24 @@ class DetectionRecipe(ScoredRecipe):
     @property
     def pace(self) -> tuple[Any, ...]:
         """Options that determine the time of an epoch."""
-        return self.dataset, self.limit, self.test_limit, self.model, self.image_size, self.batch_size, self.tail
+        data = self.dataset, self.split, self.limit, self.test_limit
+        return *data, self.model, self.image_size, self.batch_size, self.tail
+
+    @property
+    def best_by(self) -> str:
+        """The published choice of a checkpoint, where there are validation images."""
+        return "valid_fitness" if self.split == "train" else ""
 
     @property
     def data_text(self) -> str:
         """The data with the number of images."""
         if self.dataset in NUM_IMAGES:
-            counts = NUM_IMAGES[self.dataset] if self.split == "trainval" else _NUM_TRAIN.get(self.dataset, (0, 0))
-            train, test = (
-                min(number, limit or number)
-                for number, limit in zip(counts, (self.limit, self.test_limit), strict=True)
-            )
-            return f"{pretty(self.dataset)}, {train:,} + {test:,} images"
+            (train, test), val = NUM_IMAGES[self.dataset], ""
+            if self.split == "train":
+                train, num_val = NUM_TRAIN_VAL[self.dataset]
+                val = f" + {min(num_val, self.test_limit or num_val):,} (val)"
+            train, test = min(train, self.limit or train), min(test, self.test_limit or test)
+            return f"{pretty(self.dataset)}, {train:,}{val} + {test:,} images"
         limits = {"for training": self.limit, "for the test": self.test_limit}
         parts = [f", at most {limit:,} images {what}" for what, limit in limits.items() if limit]
         return shown(Path(self.dataset).name) + "".join(parts)

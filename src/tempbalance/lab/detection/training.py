@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 import tempbalance
-from tempbalance.integrations.ultralytics import balance
+from tempbalance.integrations.ultralytics import UltralyticsBalance, balance
 from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
 from tempbalance.lab.methods import find_method
@@ -36,7 +36,7 @@ from tempbalance.lab.runs import (
     finished,
     full_precision,
 )
-from tempbalance.runlog import Line, RunFolder, write_whole
+from tempbalance.runlog import Line, RunFolder, read_signed, write_whole
 
 OWN_FILES = "ultralytics"
 _DEVICES = {"auto": "", "gpu": "", "cuda": "", "cpu": "cpu", "mps": "mps"}
@@ -109,6 +109,8 @@ def train_on_ultralytics(
         if recorder.epoch < recipe.num_epochs:
             callbacks = Callbacks(recorder, threads=threads)
             _train(package, recipe, data, callbacks, checkpoint, folder, options, cache)
+        if recipe.split == "train":
+            return recorder.finish(_test_last_and_best(package, recipe, data, recorder, folder, options))
         last = run.metrics[-1]
         return recorder.finish({name: last[name] for name in ("test_map", "test_map50")})
 
@@ -124,18 +126,25 @@ class Callbacks:
     def __init__(self, recorder: Recorder, *, threads: int | None) -> None:
         assert isinstance(recorder.recipe, DetectionRecipe)
         self.recorder, self.recipe, self.threads = recorder, recorder.recipe, threads
+        self.balance: UltralyticsBalance | None = None
         self._noted_scores: dict[str, float] = {}
         self._loss = math.nan
         self._started = time.monotonic()
 
     def attach(self, model: Any) -> None:
         """Add the callbacks to an ultralytics model, before its ``train``."""
-        options = {name: getattr(self.recipe, name) for name in _BALANCE}
-        scale_range = self.recipe.scale_range if self.recipe.is_balanced else (1.0, 1.0)
-        self.balance = balance(model, scale_range=scale_range, **options)
+        if self.recipe.is_scored:
+            options = {name: getattr(self.recipe, name) for name in _BALANCE}
+            scale_range = self.recipe.scale_range if self.recipe.is_balanced else (1.0, 1.0)
+            self.balance = balance(model, scale_range=scale_range, **options)
         model.add_callback("on_pretrain_routine_end", self.on_pretrain_routine_end)
         model.add_callback("on_train_epoch_end", self.on_train_epoch_end)
         model.add_callback("on_model_save", self.on_model_save)
+
+    @property
+    def scheduler(self) -> tempbalance.TempBalance | None:
+        """Scores the layers, if that is asked for; it is there once training has started."""
+        return None if self.balance is None else self.balance.scheduler
 
     def on_pretrain_routine_end(self, trainer: Any) -> None:
         """Set the options that ultralytics lacks."""
@@ -160,37 +169,78 @@ class Callbacks:
             )
 
     def on_model_save(self, trainer: Any) -> None:
-        """Write the epoch after ultralytics has tested and saved it."""
+        """Write the epoch after ultralytics has tested or validated it, and saved it."""
         epoch = trainer.epoch + 1
         low, high = self._rates(trainer)
         metrics: Line = {"epoch": epoch, "lr_min": low, "lr_max": high, "train_loss": self._loss}
-        metrics |= {"test_map": 100 * float(trainer.metrics[_MAP]), "test_map50": 100 * float(trainer.metrics[_MAP50])}
+        weights = None
+        if self.recipe.split == "trainval":
+            metrics |= _precision("test", trainer.metrics)
+        else:
+            metrics |= _precision("valid", trainer.metrics)
+            metrics["valid_fitness"] = 0.9 * metrics["valid_map"] + 0.1 * metrics["valid_map50"]  # as published
+            weights = {"file": _as_tensor(trainer.last)}
         epoch_lines = Epoch(metrics, self._layer_lines(trainer))
         seconds, self._started = time.monotonic() - self._started, time.monotonic()
-        self.recorder.write(epoch_lines, lambda: {"file": _as_tensor(trainer.last)}, seconds=seconds)
+        self.recorder.write(epoch_lines, lambda: {"file": _as_tensor(trainer.last)}, seconds=seconds, weights=weights)
         self.recorder.say(epoch_text(self.recipe, metrics))
 
     def _rates(self, trainer: Any) -> tuple[float, float]:
-        assert self.balance.scheduler is not None
         rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
-        scales = [*self.balance.scheduler.last_scales.values(), 1.0]
+        scales = [*(self.scheduler.last_scales.values() if self.scheduler is not None else ()), 1.0]
         return min(rates) * min(scales), max(rates) * max(scales)
 
     def _layer_lines(self, trainer: Any) -> list[Line]:
         """Return the lines of the last scoring with the number of epochs before it, unless they are in the log."""
-        assert self.balance.scheduler is not None
-        scores, epoch = dict(self.balance.scheduler.last_scores), trainer.epoch
+        if self.scheduler is None:
+            return []
+        scores, epoch = dict(self.scheduler.last_scores), trainer.epoch
         if scores == self._noted_scores or any(line["epoch"] == epoch for line in self.recorder.run.layers):
             return []
         self._noted_scores = scores
         rates = {id(each): float(group["lr"]) for group in trainer.optimizer.param_groups for each in group["params"]}
         weights = {layer.name: layer.parameters[0] for layer in tempbalance.find_layers(trainer.model)}
         lines: list[Line] = []
-        for row in self.balance.scheduler.table():
+        for row in self.scheduler.table():
             if row.score is not None and row.scale is not None:
                 line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
                 lines.append({**line, "rate": rates[id(weights[row.name])] * row.scale})
         return lines
+
+
+def _precision(part: str, metrics: Mapping[str, Any]) -> Line:
+    """Return ultralytics' precisions on a part of the images, in percent."""
+    return {f"{part}_map": 100 * float(metrics[_MAP]), f"{part}_map50": 100 * float(metrics[_MAP50])}
+
+
+def _test_last_and_best(
+    package: Any,
+    recipe: DetectionRecipe,
+    data: ReadyData,
+    recorder: Recorder,
+    folder: Path,
+    settings: dict[str, Any],
+) -> Line:
+    """Test the last checkpoint, and the one that was best on the validation images; return the numbers of both."""
+    own = folder / OWN_FILES
+    write_whole(own / "weights" / "best.pt", read_signed(folder / "best.ckpt")["file"].numpy().tobytes())
+    tested = []
+    for name in ("last.pt", "best.pt"):
+        found = package.YOLO(str(own / "weights" / name), task="detect").val(
+            data=str(data.description),
+            split="test",
+            imgsz=recipe.image_size,
+            batch=recipe.batch_size,
+            save_dir=str((own / "test").resolve()),
+            plots=False,
+            device=settings["device"],
+            workers=settings["workers"],
+        )
+        tested.append(_precision("test", found.results_dict))
+    last, best = tested
+    valid = recorder.run.metrics[recorder.best["epoch"] - 1]
+    result = {**last, "best_map": best["test_map"], "best_map50": best["test_map50"]}
+    return {**result, "valid_map": valid["valid_map"], "valid_map50": valid["valid_map50"]}
 
 
 def _as_tensor(path: Path) -> torch.Tensor:

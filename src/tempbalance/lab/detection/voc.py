@@ -1,12 +1,12 @@
 """Read images in VOC's layout with strict checks, and write them for ultralytics.
 
     Annotations/<name>.xml
-    ImageSets/Main/trainval.txt, test.txt    one name per line
+    ImageSets/Main/trainval.txt, test.txt    one name per line; or train.txt, val.txt and test.txt
     JPEGImages/<name>.jpg
     classes.txt                              one name per line, if the classes are not VOC's twenty
 
-Training uses trainval, testing uses test. Difficult objects are skipped in both: in training as usual, in the test
-because ultralytics cannot ignore an object when it computes the precision.
+Training uses trainval, or train with val for choosing a checkpoint; testing uses test. Difficult objects are skipped
+in all: in training as usual, in the test because ultralytics cannot ignore an object when it computes the precision.
 
 An annotation is an XML file with the boxes of an image's objects. Nothing in it is executed.
 """
@@ -21,6 +21,7 @@ import random
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import NoReturn
 from xml.etree import ElementTree
@@ -163,7 +164,7 @@ class AnnotatedImage:
 
 @dataclass(frozen=True)
 class VocData:
-    """Class names, and the annotated images of ``train`` and ``test``."""
+    """Class names, and the annotated images of ``train``, ``test`` and, if it is separate, ``val``."""
 
     classes: tuple[str, ...]
     splits: dict[str, tuple[AnnotatedImage, ...]]
@@ -189,17 +190,20 @@ def read_voc(
             ``VOCdevkit/VOC2007``.
         split: Training set, ``trainval`` or ``train``.
         limit: Largest number of training images; a fixed random sample is chosen.
-        test_limit: Largest number of test images.
+        test_limit: Largest number of validation images, and of test images.
 
     Raises:
         ValueError: If anything is missing or invalid; the message has the file, the rule and the value.
     """
     root = _find_root(folder)
     classes = _read_classes(root)
-    names = {each: _read_set(root, each) for each in (split, "test")}
-    if both := sorted({*names[split]} & {*names["test"]}):
-        raise ValueError(f"{root}: an image must be in {split}.txt or in test.txt, {both[0]!r} is in both")
-    chosen = {"train": _choose(names[split], limit), "test": _choose(names["test"], test_limit)}
+    sets = (split, "val", "test") if split == "train" else (split, "test")
+    names = {each: _read_set(root, each) for each in sets}
+    for one, other in combinations(sets, 2):
+        if both := sorted({*names[one]} & {*names[other]}):
+            raise ValueError(f"{root}: an image must be in {one}.txt or in {other}.txt, {both[0]!r} is in both")
+    chosen = {"train": _choose(names.pop(split), limit)}
+    chosen |= {part: _choose(each, test_limit) for part, each in names.items()}
     splits = {part: tuple(_read_image(root, name, classes) for name in each) for part, each in chosen.items()}
     for part, images in splits.items():
         if not any(image.labels for image in images):
@@ -305,7 +309,8 @@ def write_yolo(data: VocData, folder: Path, *, digest: str) -> Path:
                 shutil.copyfile(image.path, part / "images" / split / image.path.name)
                 label = part / "labels" / split / f"{image.path.stem}.txt"
                 label.write_text(image.labels, encoding="utf-8")
-        sets = {"train": "images/train", "val": "images/test", "test": "images/test"}
+        val = "val" if "val" in data.splits else "test"
+        sets = {"train": "images/train", "val": f"images/{val}", "test": "images/test"}
         description = {**sets, "names": list(data.classes), "digest": digest}
         (part / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")  # JSON is YAML
         os.rename(part, folder)

@@ -1,9 +1,8 @@
-"""Training in processes of this machine, each with its share of the cores or of the GPUs.
+"""Train jobs in worker processes on this machine, each with its share of the cores or GPUs.
 
-Run as a module this is such a process: it trains one run after another, as long as the process that started it lives.
-It reads a line of JSON for each run, ``{"folder": ..., "settings": {...}}``, and answers with ``{"state": ...,
-"message": ...}``. The folder has the recipe in ``asked.json``. The process ends as soon as its input does; the run
-then resumes from its last checkpoint.
+Run as a module, this file is a worker: it trains one run after another while its parent lives. It reads a line of JSON
+for each run, ``{"folder": ..., "settings": {...}}``, and answers with ``{"state": ..., "message": ...}``. The recipe is
+in ``asked.json`` of the folder. The worker ends when its input closes; the run resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _PATIENCE = 10  # seconds for a process whose input has ended
 
 
 class Pool:
-    """Trains jobs in processes that are started when first needed and again when they die.
+    """Pool of worker processes, which are started on demand and restarted if they die.
 
     Args:
         num_workers: Number of processes.
-        settings: Of each.
-        gpus: The GPUs of each process, as ``CUDA_VISIBLE_DEVICES`` names them; processes beyond begin again with the
-            first. Empty for the CPU.
+        settings: Settings of each process.
+        gpus: GPU of each process, named as in ``CUDA_VISIBLE_DEVICES``; used in turn if there are more processes.
+            Empty for the CPU.
     """
 
     num_ahead = 0
@@ -57,13 +56,13 @@ class Pool:
 
     @property
     def place_text(self) -> str:
-        """What each process has."""
+        """Description of the processes and their GPUs and threads."""
         threads = self._settings["threads"]
         of_each = f"GPU {' or '.join(dict.fromkeys(self._gpus))}" if self._gpus else "no GPU"
         return f"on this machine: {self._num_workers} at a time with {of_each}, {threads} threads each"
 
     def start(self, job: Job) -> None:
-        """Give a job to a process that has none."""
+        """Give a job to an idle process."""
         place = next(i for i, worker in enumerate(self._workers) if worker is None or worker.job is None)
         worker = self._workers[place] or _Worker(self._environment(place), self._answers)
         self._workers[place] = worker
@@ -76,7 +75,7 @@ class Pool:
         return {**os.environ, **dict.fromkeys(_VISIBLE, gpu)}
 
     def ended(self) -> list[Ended]:
-        """The jobs that have ended since the last call."""
+        """Return the jobs that have ended since the last call."""
         found: list[Ended] = []
         while True:
             try:
@@ -91,7 +90,7 @@ class Pool:
                 found.append(Ended(job, **json.loads(line)) if whole else Ended(job, "died", worker.last_words()))
 
     def close(self) -> None:
-        """Stop whatever is running."""
+        """Stop all processes."""
         workers = [worker for worker in self._workers if worker is not None]
         for worker in workers:
             worker.close()
@@ -100,7 +99,7 @@ class Pool:
 
 
 class _Worker:
-    """A process in a new session, so that Ctrl-C reaches it only through this one."""
+    """Worker process in a new session, so that Ctrl-C does not reach it directly."""
 
     def __init__(self, environment: dict[str, str], answers: SimpleQueue[tuple[_Worker, bytes]]) -> None:
         self.job: Job | None = None
@@ -122,7 +121,7 @@ class _Worker:
         answers.put((self, b""))
 
     def give(self, job: Job, settings: Settings) -> None:
-        """Have it train a job; if the process is dead, that is heard of as its answer."""
+        """Send a job; if the process is dead, its empty answer reports that."""
         self.job = job
         task = json.dumps({"folder": str(job.folder), "settings": settings}) + "\n"
         try:
@@ -132,7 +131,7 @@ class _Worker:
             self._process.wait()
 
     def last_words(self) -> str:
-        """How the process ended, and the last line it said."""
+        """Return the exit code and the last line of the process's stderr."""
         self._said.seek(0)
         said = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
         return f"its process ended with exit code {self._process.returncode}" + (f": {said}" if said else "")
@@ -145,7 +144,7 @@ class _Worker:
             self._process.wait()
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until the process has ended."""
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -205,9 +204,9 @@ def find_gpus() -> list[str]:
 
 
 def main() -> None:
-    """Train what standard input asks for, one after the other."""
+    """Train the runs that standard input asks for, one after another."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     tasks: SimpleQueue[dict[str, Any]] = SimpleQueue()
     Thread(target=_read, args=(tasks,), daemon=True).start()
     while True:

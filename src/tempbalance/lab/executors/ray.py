@@ -1,4 +1,4 @@
-"""Training on a Ray cluster, where a run is a task that asks for its share of a node."""
+"""Train jobs on a Ray cluster; each run is a task that requests its share of a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tempbalance.lab.executors.ray_node import Task, pack, remove_run, train_run, unpack
-from tempbalance.lab.jobs import FAILURE, Ended, Job, Settings, check_gpus, failure_of, with_gpus
+from tempbalance.lab.jobs import FAILURE, QUEUED, Ended, Job, Settings, check_gpus, failure_of, with_gpus
 from tempbalance.runlog import write_whole
 
 _LOOK = 5.0  # seconds until nodes that have come or gone are noticed
@@ -26,7 +26,7 @@ _PATIENCE = 10.0  # seconds for tasks to end
 
 
 class Cluster:
-    """Trains jobs as tasks of Ray.
+    """Executor that trains jobs as Ray tasks.
 
     A task starts a `Pool` of one process that trains its run. This process has its main thread, signals and standard
     output to itself as on a single machine, and a SIGTERM by which Ray ends a task is no failure of the run. It ends
@@ -39,19 +39,19 @@ class Cluster:
     shared; another one is read from the path in the recipe.
 
     Args:
-        settings: Of each process that trains; without ``threads``, one for each of its cores.
-        num_cpus: Cores of each run.
-        num_gpus: GPUs of each run, a fraction to share one; ``None`` for 1 if the cluster has any, otherwise 0.
-        address: ``HOST:PORT`` of a cluster's head. ``None`` for the cluster that this machine belongs to
-            (``RAY_ADDRESS``, or what ``ray start`` has started here), or if none runs, for one that is started on this
-            machine and ends with this object. A connection that this process has already is used as it is.
-        fetch: Whether the nodes do not share the folders of runs. A run is then trained in the temporary folder of its
-            node, and its files come back every minute and at the end, except the log of TensorBoard.
+        settings: Settings of each process that trains; by default one thread per core.
+        num_cpus: Cores per run.
+        num_gpus: GPUs per run, a fraction to share one; ``None`` for 1 if the cluster has any, otherwise 0.
+        address: ``HOST:PORT`` of a cluster's head. ``None`` for this machine's cluster (``RAY_ADDRESS``, or started by
+            ``ray start``). If none runs, a local cluster is started, which ends with this object. An existing
+            connection of this process is used.
+        fetch: Whether the nodes do not share the folders of runs. A run is then trained in a temporary folder of its
+            node, and its files except the TensorBoard log are fetched every minute and at the end.
 
     Raises:
         ModuleNotFoundError: If Ray is not installed.
         ConnectionError: If the cluster does not answer.
-        ValueError: If the address is none, or a cluster was started here and has not what a run takes.
+        ValueError: If the address is invalid, or the local cluster has too few CPUs or GPUs for a run.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Cluster:
         self._check_room(started)
 
     def _check_room(self, started: bool) -> None:
-        """Refuse what a cluster of this machine cannot do, and warn of what others cannot do yet."""
+        """Refuse a run that a local cluster has no room for; warn if another cluster has no room yet."""
         if self._count():
             return
         lacking = "no node of the Ray cluster has the {:g} CPUs and {:g} GPUs that a run takes".format(*self.needs)
@@ -106,7 +106,7 @@ class Cluster:
 
     @property
     def place_text(self) -> str:
-        """The nodes that there are, and what each run takes."""
+        """Description of the nodes and of the CPUs and GPUs per run."""
         nodes = len(self._nodes())
         needs = "{:g} CPUs and {:g} GPUs".format(*self.needs)
         return f"on Ray: {self.num_slots} at a time on {nodes} node{'s' * (nodes != 1)}, {needs} each"
@@ -130,10 +130,11 @@ class Cluster:
             (job.folder / FAILURE).unlink(missing_ok=True)
             name = f"tempbalance-{job.folder.name}-{_mark(job.folder)}"
             task = replace(task, files=pack(job.folder), name=name, every=_FETCH)
+        write_whole(job.folder / QUEUED, b"")
         self._running[job] = self._train.remote(task)
 
     def ended(self) -> list[Ended]:
-        """The jobs that have ended since the last call; files that have come back are put into their folders."""
+        """Return the jobs that have ended since the last call; write fetched files to their folders."""
         if not self._running:
             return []
         ready, _ = self._ray.wait(list(self._running.values()), num_returns=len(self._running), timeout=0)
@@ -141,7 +142,7 @@ class Cluster:
         return [ended for job in jobs if (ended := self._receive(job)) is not None]
 
     def _receive(self, job: Job) -> Ended | None:
-        """Take what a node has sent."""
+        """Take what a node has sent; the first part comes when it starts the run."""
         errors = self._ray.exceptions
         try:
             part = self._ray.get(next(self._running[job]))
@@ -152,6 +153,7 @@ class Cluster:
             ended = Ended(job, "died", str(err).strip().partition("\n")[0].partition(". ")[0])
         else:
             try:
+                (job.folder / QUEUED).unlink(missing_ok=True)
                 unpack(part.files, job.folder)
             except OSError as err:  # of this machine's disk
                 self._ray.cancel(self._running[job], force=True)

@@ -23,11 +23,10 @@ _LOGS = ("recipe.json", "metrics.jsonl", "layers.jsonl", "steps.jsonl", "output.
 
 
 def pack(folder: Path) -> Files:
-    """The files of a run, under way or not, as a kill at this moment could have left them.
+    """Return the files of a run in a state from which it can resume, even while it trains.
 
-    A run writes the logs before the checkpoint, and the result last. They are read the other way round: a result comes
-    with all that belongs to it, and the logs reach at least as far as the checkpoint, which has its name only when it
-    is whole.
+    A run writes the logs before the checkpoint, and the result last. They are read in reverse order, so that a result
+    comes with its checkpoint and logs, and the logs reach at least as far as the checkpoint.
     """
     return _read(folder, "result.json") | _read(folder, "last.ckpt") | _read(folder, *_LOGS)
 
@@ -49,22 +48,22 @@ def unpack(files: Files, folder: Path) -> None:
 
 _PAUSE = 0.1  # seconds between two looks at the process that trains
 
-# Those of this process of Ray, by their settings. One that has loaded its libraries serves the next run too, and goes
-# with this process: at the end of the driver, or of the task if that has a GPU.
+# Pools of this Ray process by their settings, reused because loading the libraries is slow. They end with the process:
+# at the end of the driver, or of a task that has a GPU.
 _pools: dict[str, Pool] = {}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained.
+    """A run to train on a node.
 
     Attributes:
-        job: The run, with its folder on the machine that asks for it.
-        settings: Of the process that trains.
-        directory: Where relative paths start, on a node that has it.
-        files: Of the run as it stands if it is to be fetched; ``None`` where the folder is shared.
-        name: Of the folder on the node if it is to be fetched.
-        every: Seconds between two times that the files of a run under way are sent.
+        job: The run, with its folder on the driver's machine.
+        settings: Settings of the process that trains.
+        directory: Base of relative paths, on a node that has it.
+        files: Present files of a run that is fetched; ``None`` if the folder is shared.
+        name: Name of the folder on the node for a run that is fetched.
+        every: Seconds between transfers of the files of a running job.
     """
 
     job: Job
@@ -77,12 +76,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Part:
-    """What a node sends.
+    """Message of a node.
 
     Attributes:
-        node: Who sends it.
-        files: Of a run that is fetched.
-        ended: How the run's process has ended, with its folder on the node; ``None`` while it has not.
+        node: Name of the node.
+        files: Files of a run that is fetched.
+        ended: How the run's process ended, with its folder on the node; ``None`` while it runs.
     """
 
     node: str
@@ -94,7 +93,8 @@ def train_run(task: Task) -> Iterator[Part]:
     """Train a run.
 
     Yields:
-        Now and then the files of a run that is to be fetched, and at last how it has ended.
+        An empty part when the node begins, every ``task.every`` seconds the files of a run that is fetched, and at last
+        how the run ended.
 
     Raises:
         FileNotFoundError: If the folder should be shared and is not.
@@ -105,6 +105,7 @@ def train_run(task: Task) -> Iterator[Part]:
         os.chdir(task.directory)
     job = _shared(task.job) if task.files is None else _settled(task.job, task.files, task.name)
     node = ray.get_runtime_context().get_node_id()
+    yield Part(node, {})
     key = json.dumps(task.settings)
     pool = _pools.setdefault(key, Pool(1, task.settings))
     try:
@@ -122,11 +123,7 @@ def train_run(task: Task) -> Iterator[Part]:
 
 
 def _shared(job: Job) -> Job:
-    """A job whose folder this node sees.
-
-    Raises:
-        FileNotFoundError: If it does not.
-    """
+    """Return a job whose folder is shared with this node; raise FileNotFoundError if it is not."""
     asked = job.folder / ASKED
     if not asked.exists():
         raise FileNotFoundError(
@@ -136,7 +133,7 @@ def _shared(job: Job) -> Job:
 
 
 def _settled(job: Job, files: Files, name: str) -> Job:
-    """A job in a folder of this node, as it stands here or as it was sent, whichever is further."""
+    """Return a job in a folder of this node, from the local files or the sent ones, whichever are further."""
     job = replace(job, folder=Path(tempfile.gettempdir()) / name)
     if not job.run.is_begun or job.num_finished < files.get("metrics.jsonl", b"").count(b"\n"):
         unpack(files, job.folder)

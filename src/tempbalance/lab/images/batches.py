@@ -18,7 +18,7 @@ PAD = 4  # zeros on each side before a crop, as in the paper
 def augment(
     images: Tensor, *, crop: bool, flip: bool, generator: torch.Generator, num: int | None = None, share: slice = _ALL
 ) -> Tensor:
-    """Crop and flip each image of a batch in its own way.
+    """Crop and flip each image of a batch at random.
 
     Args:
         images: Shape ``(B, C, H, W)``, uint8.
@@ -49,12 +49,12 @@ def _crop(images: Tensor, top: Tensor, left: Tensor) -> Tensor:
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Images as float32, scaled to 0..1, minus the mean, over the standard deviation, each per channel.
+    """Normalise images to float32: scale to 0..1, subtract the mean and divide by the standard deviation per channel.
 
     Args:
         images: Shape ``(B, C, H, W)``, uint8.
-        mean: Of each channel, for pixels scaled to 0..1.
-        std: Likewise, positive.
+        mean: Mean of each channel, for pixels scaled to 0..1.
+        std: Standard deviation of each channel, positive.
 
     Raises:
         ValueError: If there is not one mean and one positive standard deviation a channel.
@@ -128,12 +128,12 @@ def batches(
 
 
 def batch_bounds(num_images: int, batch_size: int, *, least: int = 1) -> list[tuple[int, int]]:
-    """Where each batch starts and ends.
+    """Return the start and end of each batch.
 
     Args:
-        num_images: Of an epoch.
-        batch_size: Of all batches but the last, which has what remains.
-        least: A last batch that is smaller becomes a part of the one before.
+        num_images: Images in an epoch.
+        batch_size: Images in all batches but the last, which has the rest.
+        least: If the last batch is smaller, it joins the one before.
 
     Example:
         >>> batch_bounds(9, 4, least=2)

@@ -32,14 +32,14 @@ class ImageData:
     """A dataset in memory.
 
     Attributes:
-        name: What it is called.
+        name: Name of the dataset.
         train_images: Shape ``(N, C, H, W)``, uint8.
         train_labels: Shape ``(N,)``, int64.
-        test_images: Likewise.
-        test_labels: Likewise.
-        num_classes: Labels are below it.
-        mean: Of each channel of the training images, scaled to 0..1.
-        std: Likewise; 1 for a channel that is constant.
+        test_images: Shape ``(N, C, H, W)``, uint8.
+        test_labels: Shape ``(N,)``, int64.
+        num_classes: Number of classes.
+        mean: Mean of each channel of the training images, scaled to 0..1.
+        std: Standard deviation of each channel; 1 for a constant channel.
         crop: Whether training pads by four pixels and crops at random.
         flip: Whether training flips left and right at random.
     """
@@ -56,11 +56,11 @@ class ImageData:
     flip: bool
 
     def to(self, device: torch.device | str) -> ImageData:
-        """The same data with its tensors on a device."""
+        """Return the data with its tensors on a device."""
         return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})
 
     def digest(self) -> str:
-        """A checksum of all images and labels."""
+        """Return a checksum of all images and labels."""
         found = hashlib.sha256()
         for name in ARRAYS:
             array = getattr(self, name).cpu().numpy()
@@ -101,12 +101,12 @@ def load_data(
             labels integers); or of a folder with ``train/<class>/*.png`` and ``test/<class>/*.png`` (or ``val/``, or
             JPEG, BMP or WebP files), all of one size; gray if all are, otherwise in colour, without transparency.
         cache: Where downloads are kept; see `cache_folder`.
-        limit: Keep only so many training and so many test images, always the same, chosen from all over the data.
-        test_limit: Keep so many test images; ``None`` for ``limit``.
+        limit: Largest number of training images and of test images; a fixed random sample is chosen.
+        test_limit: Largest number of test images; ``None`` for ``limit``.
 
     Raises:
         ValueError: If there is no such dataset, or a file holds something else than described.
-        DownloadError: If the dataset is neither in the cache nor to be had.
+        DownloadError: If the dataset is not in the cache and cannot be downloaded.
     """
     for name, value in {"limit": limit, "test_limit": test_limit}.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -142,7 +142,7 @@ def _build(
 
 
 def _choose(array: NDArray[Any], limit: int | None) -> NDArray[Any]:
-    """So many entries of an array, always the same and from all over it: data may be sorted by class."""
+    """Choose a fixed random sample of an array, because data may be sorted by class."""
     if limit is None or limit >= len(array):
         return array
     return array[np.random.RandomState(0).permutation(len(array))[:limit]]
@@ -159,7 +159,7 @@ def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _load_digits(cache: Path | None) -> tuple[Split, Split]:
-    """Scikit-learn's 8 x 8 digits, 0..16 scaled to 0..255; every fifth image (index 4, 9, ...) is a test image.
+    """Load scikit-learn's 8 x 8 digits, 0..16 scaled to 0..255; every fifth image (index 4, 9, ...) is a test image.
 
     The split is fixed and not stratified.
     """
@@ -177,7 +177,7 @@ def _load_mnist(cache: Path | None) -> tuple[Split, Split]:
 
 
 def _load_fashion_mnist(cache: Path | None) -> tuple[Split, Split]:
-    """From Debian's package, whose files are compressed anew and so have other checksums, or downloaded."""
+    """Load the files of Debian's package, whose checksums differ, or download them."""
     paths = [DEBIAN_FASHION_MNIST / name for name in IDX_NAMES]
     if not all(path.is_file() for path in paths):
         paths = fetch_data("fashion_mnist", cache=cache)
@@ -194,11 +194,7 @@ def _read_idx_files(paths: Sequence[Path]) -> tuple[Split, Split]:
 
 
 def _read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array in a compressed IDX file: 0, 0, 8 (bytes), the number of dimensions, each as big-endian int32, values.
-
-    Raises:
-        ValueError: If the file is anything else.
-    """
+    """Read a compressed IDX file: 0, 0, 8 (bytes), the number of dimensions, big-endian int32 sizes, values."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (gzip.BadGzipFile, EOFError, zlib.error) as err:

@@ -17,7 +17,7 @@ Split = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (N, C, H, W) and l
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-MOST_GAPS = 10  # the largest label is below so many times the number of classes there are
+MOST_GAPS = 10  # the largest label is below this many times the number of classes with images
 
 
 def decode(files: Sequence[tuple[str, Path | io.BytesIO]]) -> tuple[NDArray[np.uint8], bool]:
@@ -51,9 +51,9 @@ def decode(files: Sequence[tuple[str, Path | io.BytesIO]]) -> tuple[NDArray[np.u
 
 
 def load_folder(folder: Path) -> tuple[Split, Split, int]:
-    """Class folders in ``train`` and in ``test`` or ``val``; classes in the order of their names.
+    """Load class folders in ``train`` and in ``test`` or ``val``, sorted by name.
 
-    Hidden folders, and folders without images, are no classes.
+    Hidden folders, and folders without images, are ignored.
 
     Raises:
         ValueError: If a folder or its images are missing, or a test class is no training class.
@@ -78,7 +78,7 @@ def load_folder(folder: Path) -> tuple[Split, Split, int]:
 
 
 def _find_images(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class folder that has any, all in the order of names."""
+    """Return the images of each class folder that has any, sorted by name."""
     classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
     found = {
         each.name: sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
@@ -99,7 +99,7 @@ def _read_classes(
 
 
 def load_npz(path: Path) -> tuple[Split, Split, int]:
-    """The four arrays of a file, checked.
+    """Load and check the four arrays of a file.
 
     Raises:
         ValueError: If the file is no ``.npz``, lacks an array, or one is not as `load_data` describes.
@@ -117,7 +117,7 @@ def load_npz(path: Path) -> tuple[Split, Split, int]:
 
 
 def _count_classes(path: Path, train_labels: NDArray[np.int64], test_labels: NDArray[np.int64]) -> int:
-    """One more than the largest training label; classes without training images are warned of.
+    """Return one more than the largest training label; warn of classes without training images.
 
     Raises:
         ValueError: If most classes would have no images, or a test label is none of the classes.
@@ -155,11 +155,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _check_split(path: Path, split: str, images: NDArray[Any], labels: NDArray[Any]) -> Split:
-    """Images with their channels in front, and labels.
-
-    Raises:
-        ValueError: If the type, the shape or a value is not allowed.
-    """
+    """Check images and labels, and move the channels to the front."""
     where = f"{path}: {split}_images"
     if images.dtype != np.uint8:
         raise ValueError(f"{where} must be uint8, got {images.dtype}")

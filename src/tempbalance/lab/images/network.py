@@ -126,7 +126,7 @@ class ResNet(nn.Sequential):
 class VGG(nn.Sequential):
     """The network of Simonyan and Zisserman (2014) with BatchNorm and one linear layer.
 
-    A pool is left out where the side is already 1; an Identity in its place keeps the layers' names.
+    A pool is skipped if the side is already 1; an Identity in its place keeps the layers' names.
     """
 
     def __init__(self, depths: Sequence[int], *, num_classes: int, channels: int, size: Size, width: float) -> None:
@@ -223,12 +223,12 @@ def _conv(num_inputs: int, num_outputs: int, *, size: int = 3, stride: int = 1, 
 
 
 def _average() -> nn.Sequential:
-    """The mean over all positions, whatever the side."""
+    """Return the mean over all positions."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def _shortcut(num_inputs: int, num_outputs: int, stride: int) -> nn.Sequential:
-    """Nothing where the shape stays, else a 1x1 convolution with its norm."""
+    """Return an empty shortcut if the shape stays, else a 1x1 convolution with its norm."""
     if stride == 1 and num_inputs == num_outputs:
         return nn.Sequential()
     return nn.Sequential(_conv(num_inputs, num_outputs, size=1, stride=stride), nn.BatchNorm2d(num_outputs))

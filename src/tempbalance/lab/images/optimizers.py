@@ -1,7 +1,8 @@
 """The optimizers of the paper's methods, in the forms that the published code tuned.
 
-SGD, Adam and AdamW are torch's; AdamP, LAMB and Lookahead are pytorch_optimizer's. LARS and SGDP are written here:
-pytorch_optimizer's LARS gives vectors no trust ratio, and its SGDP keeps a momentum that is not projected.
+SGD, Adam and AdamW are torch's; LAMB and Lookahead are pytorch_optimizer's. LARS, SGDP and AdamP are written here:
+pytorch_optimizer's LARS gives vectors no trust ratio, its SGDP keeps a momentum that is not projected, and its AdamP
+reads values in each step.
 ``docs/numbers.md`` lists the differences; ``tests/lab/images/reference.py`` has the formulas.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 from torch.optim import Optimizer
 
 from tempbalance.lab.images.recipe import ImageRecipe
@@ -78,6 +80,26 @@ class LARS(_Optimizer):
         parameter.sub_(change * (group["lr"] * ratio))
 
 
+def projected(weight: Tensor, gradient: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+    """Remove the part of a change along the weight if the weight is scale-invariant, without reading a value.
+
+    The weight counts as scale-invariant if the gradient is orthogonal to it in every output channel, or else as a
+    whole.
+
+    Returns:
+        The change, and the factor on the weight decay: 0.1 where something was removed, otherwise 1.
+    """
+    delta, share, eps = 0.1, 0.1, 1e-8  # the defaults of the package ``adamp``
+    found, factor = change, torch.ones((), device=weight.device, dtype=weight.dtype)
+    for num_rows in (1, len(weight)):  # the output channels come last and count if both apply
+        w, g, c = (each.reshape(num_rows, -1) for each in (weight, gradient, change))
+        is_orthogonal = cosine_similarity(g, w, dim=1, eps=eps).abs().max() < delta / math.sqrt(w.shape[1])
+        unit = w / (w.norm(dim=1, keepdim=True) + eps)
+        rest = (c - unit * (unit * c).sum(dim=1, keepdim=True)).reshape(weight.shape)
+        found, factor = torch.where(is_orthogonal, rest, found), torch.where(is_orthogonal, share, factor)
+    return found, factor
+
+
 class SGDP(_Optimizer):
     """SGD with momentum, from which the part along the weight is removed where the weight is scale-invariant.
 
@@ -90,20 +112,52 @@ class SGDP(_Optimizer):
         weight_decay: Multiplied by 0.1 where the momentum is projected.
     """
 
-    projection = {"delta": 0.1, "wd_ratio": 0.1, "eps": 1e-8}  # noqa: RUF012
-
     def __init__(self, params: Any, *, lr: float, momentum: float, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self._project = import_module("pytorch_optimizer.optimizer.adamp").projection
 
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         """Update one parameter."""
-        momentum, share = group["momentum"], 1.0
-        buffer = self.accumulated(parameter, gradient, momentum)
+        buffer = self.accumulated(parameter, gradient, group["momentum"])
+        decay = group["lr"] * group["weight_decay"] / (1 - group["momentum"])
         if parameter.dim() > 1:
-            buffer, share = self._project(parameter, gradient, buffer, **self.projection)  # in place
-        parameter.mul_(1 - group["lr"] * group["weight_decay"] * share / (1 - momentum))
+            change, share = projected(parameter, gradient, buffer)
+            buffer.copy_(change)
+            parameter.mul_(1 - decay * share)
+        else:
+            parameter.mul_(1 - decay)
         parameter.add_(buffer, alpha=-group["lr"])
+
+
+class AdamP(_Optimizer):
+    """Adam with decoupled weight decay, whose step has no part along a scale-invariant weight.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: Learning rate.
+        weight_decay: Multiplied by 0.1 where the step is projected.
+    """
+
+    betas, eps = (0.9, 0.999), 1e-8
+
+    def __init__(self, params: Any, *, lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Update one parameter."""
+        state = self.state[parameter]
+        if not state:
+            state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
+        state["step"] += 1
+        first, second = (1 - beta ** state["step"] for beta in self.betas)
+        mean = state["exp_avg"].lerp_(gradient, 1 - self.betas[0])
+        square = state["exp_avg_sq"].mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
+        change, decay = mean / (square.sqrt() / math.sqrt(second) + self.eps), group["lr"] * group["weight_decay"]
+        if parameter.dim() > 1:
+            change, share = projected(parameter, gradient, change)
+            parameter.mul_(1 - decay * share)
+        else:
+            parameter.mul_(1 - decay)
+        parameter.add_(change, alpha=-group["lr"] / first)
 
 
 def _optimizer(
@@ -157,6 +211,6 @@ OPTIMIZERS: dict[str, Callable[[Groups, ImageRecipe], Optimizer]] = {
     "lookahead": _lookahead,
     "sgdp": _optimizer(__name__, "SGDP", momentum="momentum"),
     "lars": _optimizer(__name__, "LARS", momentum="lars_momentum"),
-    "adamp": _optimizer("pytorch_optimizer", "AdamP"),
+    "adamp": _optimizer(__name__, "AdamP"),
     "lamb": _lamb,
 }

@@ -119,6 +119,9 @@ class ImageRecipe(BalancingRecipe):
 
     def resolved(self) -> Mapping[str, Any]:
         """Return the learning rate of the method, the first cycle of sgdr, and no stop at or after the last epoch."""
+        if not self.is_scored and (self.log_gradients or (self.log_eigenvalues and self.log_steps is None)):
+            name = "log_gradients" if self.log_gradients else "log_eigenvalues"
+            raise ValueError(f"{name} needs scored layers: score_baseline must be true, got false")
         method = find_method(self.method)
         halved = self.model.startswith("vgg") and method.optimizer in ("sgd", "sgdp", "lookahead")
         rate = _RATES[method.optimizer] / (2 if halved else 1)
@@ -194,7 +197,7 @@ class ImageRecipe(BalancingRecipe):
     def scores_after(self, epoch: int) -> bool:
         """Whether layers are scored at the end of an epoch; epoch 0 is before training."""
         late = epoch - self.start
-        return late >= 0 and (self.interval_steps is not None or late % self.interval == 0)
+        return self.is_scored and late >= 0 and (self.interval_steps is not None or late % self.interval == 0)
 
 
 @lru_cache(maxsize=4)

@@ -98,11 +98,11 @@ class SpectralNormRegularizer:
         return self.strength / 2 * sum(float(norm) ** 2 for norm in norms)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The kept vectors by the name of their parameter, and the state of the random numbers where they are used."""
+        """Return the vectors by parameter name, and with ``fresh`` the state of the random generator."""
         return {**self._vectors, **({_RANDOM: self._generator.get_state()} if self.fresh else {})}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with the vectors of another regularizer of the same model.
+        """Load the vectors of another regularizer of the same model.
 
         Raises:
             ValueError: If a parameter's vector is missing, of another shape, or belongs to no weight of the model.
@@ -123,7 +123,7 @@ class SpectralNormRegularizer:
         self._vectors = {name: state[name].detach().to(weight, copy=True) for name, weight in self._weights.items()}
 
     def _vector(self, name: str) -> Tensor:
-        """A kept vector where its weight is now, which may have been moved since."""
+        """Return a vector on the present device of its weight."""
         return self._vectors[name].to(self._weights[name])
 
     def _iterate(self, name: str) -> tuple[Tensor, Tensor]:
@@ -140,12 +140,12 @@ class SpectralNormRegularizer:
 
 
 def _normalize(vector: Tensor) -> Tensor:
-    """A vector of length 1; a zero one stays zero."""
+    """Scale a vector to length 1; a zero vector stays zero."""
     return normalize(vector, dim=0, eps=torch.finfo(vector.dtype).tiny)
 
 
 def _named_weights(name: str, module: nn.Module, seen: set[Parameter]) -> Iterator[tuple[str, Parameter]]:
-    """The parameters of two or more dimensions by their names in the bare model; a tied one by its first."""
+    """Return the parameters of two or more dimensions by name in the bare model; a tied one by its first name."""
     module = unwrap(module)
     for key, parameter in module.named_parameters(recurse=False):
         if is_lazy(parameter):

@@ -62,7 +62,7 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
 
     @property
     def num_steps(self) -> int:
-        """How many steps the whole run has."""
+        """Number of steps of the whole run."""
         return self._steps_an_epoch * self.recipe.num_epochs
 
     @property
@@ -90,7 +90,7 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
 
     @property
     def _share(self) -> slice:
-        """The images of a batch that this process trains or tests on."""
+        """Return this process's images of a batch."""
         return slice(self.fabric.global_rank, None, self.fabric.world_size)
 
     def _reset(self) -> None:
@@ -100,7 +100,7 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
 
     @property
     def _least(self) -> int:
-        """The smallest last batch: two images a process, which BatchNorm needs, if other batches have as many."""
+        """Size of the smallest last batch: two images per process, as BatchNorm needs, if other batches have them."""
         return min(2 * self.fabric.world_size, self.recipe.batch_size)
 
     def _bounds(self, num_images: int) -> list[tuple[int, int]]:
@@ -166,7 +166,9 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
     def after_step(self) -> None:
         """Balance, where that is counted in steps."""
         every = self.recipe.interval_steps
-        if every is not None and self.iteration % every == 0 and self.number > self.recipe.start:
+        if every is None or not isinstance(self.scheduler, tempbalance.TempBalance):
+            return
+        if self.iteration % every == 0 and self.number > self.recipe.start:
             self.balance(self.scheduler.rescore)
 
     def after_epoch(self) -> None:

@@ -1,4 +1,4 @@
-"""Texts as numbers: Penn Treebank, Python's own help, and anybody's text files, by words or by characters."""
+"""Load texts as token numbers: Penn Treebank, Python's own help or a user's files, as words or characters."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class TextData:
-    """A text in three parts, each token as its place in the vocabulary.
+    """A text in three parts, each token as its index in the vocabulary.
 
     Attributes:
-        name: What it is called.
-        vocabulary: All tokens of the training part but rare ones, the most frequent first; ``<unk>`` is the first.
-        train: Shape ``(N,)``.
-        valid: Likewise.
-        test: Likewise.
+        name: Name of the text.
+        vocabulary: ``<unk>``, then all tokens of the training part except rare ones, the most frequent first.
+        train: Training tokens, shape ``(N,)``.
+        valid: Validation tokens, shape ``(N,)``.
+        test: Test tokens, shape ``(N,)``.
     """
 
     name: str
@@ -49,7 +49,7 @@ class TextData:
     test: Numbers
 
     def digest(self) -> str:
-        """A checksum of vocabulary and tokens."""
+        """Return a checksum of vocabulary and tokens."""
         found = hashlib.sha256("\0".join(self.vocabulary).encode())
         for part in PARTS:
             array: Numbers = getattr(self, part)
@@ -64,15 +64,15 @@ def load_text(name_or_path: str, *, tokens: str = "words", cache: Path | None = 
     Args:
         name_or_path: ``penn_treebank``, ``pydoc`` (the help on topics that Python comes with); or the path of a UTF-8
             text, of which the first 80 % are for training, the next 10 % for validation and the rest for the test; or
-            of a folder with a training, a validation and a test text: ``train.txt`` or one ``*.train.txt``, likewise
-            ``valid`` and ``test``. Files called ``ptb.*.txt`` must be those of Penn Treebank.
+            of a folder with a training, a validation and a test text: ``train.txt`` or one ``*.train.txt``, and the
+            same for ``valid`` and ``test``. Files called ``ptb.*.txt`` must be those of Penn Treebank.
         tokens: ``words``, to which signs belong, with ``<eos>`` at the end of every line that has any; or
             ``characters``. In Penn Treebank white space parts words.
         cache: Where downloads are kept.
 
     Raises:
         ValueError: If there is no such text, or a file is empty or no text; it names the file.
-        DownloadError: If Penn Treebank is neither in the cache nor to be had.
+        DownloadError: If Penn Treebank is not in the cache and cannot be downloaded.
     """
     if tokens not in TOKENS:
         raise ValueError(unknown("tokens", tokens, TOKENS))
@@ -91,20 +91,16 @@ def load_text(name_or_path: str, *, tokens: str = "words", cache: Path | None = 
 
 
 def check_text(name_or_path: str) -> None:
-    """Refuse what is neither known nor a file or folder.
-
-    Raises:
-        ValueError: It names the closest known ones.
-    """
+    """Raise ValueError if a text is neither known nor a file or folder."""
     if name_or_path not in DATASETS and not Path(name_or_path).expanduser().exists():
-        told = unknown("dataset", name_or_path, DATASETS)
         raise ValueError(
-            f"{told}; or the path of a text file or of a folder with train, valid and test texts, and there is none"
+            f"{unknown('dataset', name_or_path, DATASETS)}; or the path of a text file or of a folder with train, "
+            "valid and test texts, and there is none"
         )
 
 
 def count_steps(num_tokens: int, *, batch_size: int, sequence: int, name: str) -> int:
-    """How many batches a pass through a training part has, whichever of the first ``sequence`` tokens it begins at.
+    """Return the batches in a pass through a training part, from any of the first ``sequence`` tokens.
 
     Raises:
         ValueError: If there is not one; it names the text.
@@ -119,7 +115,7 @@ def count_steps(num_tokens: int, *, batch_size: int, sequence: int, name: str) -
 
 
 def words(text: str) -> list[str]:
-    r"""Words and single signs, with ``<eos>`` after every line that has any.
+    r"""Split a text into words and punctuation marks, with ``<eos>`` after every line that is not empty.
 
     Example:
         >>> words("Is it?\n\nIt is <unk>.")
@@ -129,7 +125,7 @@ def words(text: str) -> list[str]:
 
 
 def parted_words(text: str) -> list[str]:
-    r"""What white space parts, with ``<eos>`` after every line that has any.
+    r"""Split a text at white space, with ``<eos>`` after every line that is not empty.
 
     Example:
         >>> parted_words(" mr. <unk> is n't\n")
@@ -143,7 +139,7 @@ def _with_ends(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def find_parts(folder: Path) -> list[Path]:
-    """The training, validation and test text in a folder.
+    """Return the training, validation and test text in a folder.
 
     Raises:
         ValueError: If one is missing or there are several, or files called as those of Penn Treebank are others.
@@ -165,27 +161,19 @@ def _is_penn_treebank(paths: Sequence[Path]) -> bool:
 
 
 def _penn_treebank(cache: Path | None) -> list[Path]:
-    """Its files in the cache, or downloaded."""
+    """Return the files of Penn Treebank; download them if the cache lacks them."""
     return [fetch(file, cache=cache) for file in PENN_TREEBANK]
 
 
 def _check_penn_treebank(paths: Sequence[Path]) -> None:
-    """Refuse other files under its names.
-
-    Raises:
-        ValueError: With the checksums.
-    """
+    """Refuse other files under the names of Penn Treebank."""
     for path, file in zip(paths, PENN_TREEBANK, strict=True):
         if (got := hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()) != file.md5:
             raise ValueError(f"{path}: must be that of Penn Treebank, with MD5 {file.md5}, got {got}")
 
 
 def _read(path: Path) -> str:
-    """The text in a file.
-
-    Raises:
-        ValueError: If it has none.
-    """
+    """Return the text of a file; refuse an empty one."""
     if path.suffix.lower() in _NO_TEXT:
         raise ValueError(f"{path}: must be a text, not a file of tokens or arrays, got one that ends in {path.suffix}")
     try:
@@ -219,10 +207,10 @@ def _cut(name: str, tokens: Sequence[str], where: str) -> TextData:
 
 
 def _numbered(name: str, parts: Sequence[Sequence[str]], where: Sequence[str]) -> TextData:
-    """Tokens as numbers, of the vocabulary of the first part.
+    """Number the tokens by the vocabulary of the first part.
 
     Raises:
-        ValueError: If a part has not two tokens, one to read and one to tell, or most tokens would be unknown.
+        ValueError: If a part has fewer than two tokens, or most tokens would be unknown.
     """
     for part, place in zip(parts, where, strict=True):
         if len(part) < 2:

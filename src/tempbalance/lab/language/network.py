@@ -21,15 +21,15 @@ from tempbalance.errors import unknown
 
 @dataclass(frozen=True)
 class Size:
-    """How large a network is; the paper's.
+    """Size of a network; the defaults are the paper's.
 
     Attributes:
-        layers: How many blocks.
-        width: Of what goes from block to block.
+        layers: Number of blocks.
+        width: Width between blocks.
         head: Size of the one attention head; the rank of block-term attention.
         inner: Width within a feed-forward part.
-        sequence: Tokens at most.
-        dropout: Probability, of embeddings and what each part of a block adds.
+        sequence: Largest number of tokens.
+        dropout: Dropout probability of embeddings and of the output of each part of a block.
     """
 
     layers: int = 3
@@ -82,8 +82,8 @@ def block_terms(core: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tens
     Args:
         core: g, shape ``(R,)``.
         query: q, shape ``(B, n, R)``.
-        key: k, likewise.
-        value: v, likewise.
+        key: k, shape ``(B, n, R)``.
+        value: v, shape ``(B, n, R)``.
 
     Returns:
         Shape ``(B, n, n, n)``.
@@ -102,7 +102,7 @@ def visible_pairs(length: int, *, causal: bool) -> Tensor:
 
 
 class SoftmaxAttention(nn.Module):
-    """The usual attention, with one head.
+    """Softmax attention with one head.
 
     Args:
         size: Of the network.
@@ -140,7 +140,7 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(size.inner, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each position for itself."""
+        """Apply both layers to each position."""
         out: Tensor = self.outer(self.dropout(self.activation(self.inner(x))))
         return out
 
@@ -264,13 +264,13 @@ def _checked_length(tokens: Tensor, size: Size) -> int:
 
 
 class LanguageModel(nn.Module):
-    """Tokens to logits of the next ones.
+    """Transformer that maps tokens to the logits of the next tokens.
 
     Args:
         num_tokens: Of the vocabulary.
         size: Of the network.
-        block: What it has ``size.layers`` of.
-        norm: What stands before the head.
+        block: Builds each of the ``size.layers`` blocks.
+        norm: Builds the norm before the head.
     """
 
     def __init__(self, num_tokens: int, size: Size, block: Callable[[], nn.Module], norm: nn.Module) -> None:

@@ -32,7 +32,6 @@ class LanguageRecipe(IterationsRecipe):
 
     kind = "language"
     measure = Measure("test_perplexity", "perplexity", is_lower_better=True)
-    best_by = "valid_perplexity"
     result_names = ("test_perplexity", "valid_perplexity", "num_balancings", "seconds")
 
     dataset: Annotated[
@@ -73,6 +72,11 @@ class LanguageRecipe(IterationsRecipe):
         if self.model == "gpt" and not self.causal:
             raise ValueError("causal must be true for gpt: only the tensorized transformer was published otherwise")
         return {}
+
+    @property
+    def best_by(self) -> str:
+        """The perplexity on the validation text."""
+        return "valid_perplexity"
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Training a language model, an epoch being the iterations up to the next evaluation."""
+"""Train a language model; an epoch is the iterations up to the next evaluation."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Batch = tuple[Tensor, Tensor]
 
 
 class TrainingBatches:
-    """A text in as many columns as a batch has sequences, read from the top down.
+    """Training batches of a text, which is split into ``batch_size`` columns.
 
-    Each iteration reads the next ``sequence`` tokens of every column; a pass ends where they do not suffice any more.
-    Every pass begins at another token of the first ``sequence``, drawn from the seed and its number, so that sequences
-    are not cut at the same places each time. What an iteration reads follows from the seed and its number alone.
+    Each iteration reads the next ``sequence`` tokens of every column; a pass ends where too few are left. Every pass
+    begins at a random one of the first ``sequence`` tokens, so that sequences are not always cut at the same places.
+    The tokens of an iteration depend only on the seed and the number of the iteration.
 
     Args:
-        tokens: Shape ``(N,)``.
-        batch_size: How many sequences a batch has.
-        sequence: How many tokens each has.
-        seed: Of the run.
-        name: Of the text, for messages.
+        tokens: Tokens of the text, shape ``(N,)``.
+        batch_size: Number of sequences in a batch.
+        sequence: Number of tokens in a sequence.
+        seed: Seed of the run.
+        name: Name of the text, for messages.
 
     Raises:
         ValueError: If the text is too short for one batch.
@@ -64,12 +64,12 @@ class TrainingBatches:
 
 
 def evaluation_batches(tokens: Tensor, *, batch_size: int, sequence: int) -> Iterator[Batch]:
-    """A text in sequences one after the other, each read afresh; every token but the first is to be told once.
+    """Yield batches of consecutive sequences without shared context; every token but the first is predicted once.
 
     Args:
-        tokens: Shape ``(N,)``, N at least 2.
-        batch_size: How many sequences at a time; it moves no result.
-        sequence: How many tokens each has, but for the last.
+        tokens: Tokens of the text, shape ``(N,)``, N at least 2.
+        batch_size: Number of sequences at a time, which does not change the result.
+        sequence: Number of tokens in each sequence but the last.
     """
     num_whole = (len(tokens) - 1) // sequence
     end = num_whole * sequence

@@ -32,7 +32,7 @@ _SMALL = 64  # sides of matrices up to which forming them costs less than iterat
 def hessian_eigenvalues(
     model: nn.Module, loss: Loss, data: Data, *, k: int = 20, seed: int = 0, tolerance: float = 1e-6
 ) -> Tensor:
-    """The largest eigenvalues of the Hessian of the mean loss over all samples (Eq. 8).
+    """Return the largest eigenvalues of the Hessian of the mean loss over all samples (Eq. 8).
 
     Args:
         model: Any module; frozen parameters are skipped, tied ones count once.
@@ -111,7 +111,7 @@ def fisher_eigenvalues(model: nn.Module, data: Data, *, k: int = 20, seed: int =
 
 
 def ntk_eigenvalues(model: nn.Module, data: Data, *, k: int = 20, seed: int = 0, tolerance: float = 1e-6) -> Tensor:
-    """The largest eigenvalues of the neural tangent kernel, J J' with a row of J for each sample and output.
+    """Return the largest eigenvalues of the neural tangent kernel, J J' with a row of J for each sample and output.
 
     They are those of the Fisher matrix times the number of samples, but for zeros; its vectors are shorter where a
     network has more parameters than the data have outputs.
@@ -146,7 +146,7 @@ def ntk_eigenvalues(model: nn.Module, data: Data, *, k: int = 20, seed: int = 0,
 
 
 def output_covariance(model: nn.Module, data: Data) -> Tensor:
-    """The covariance of the outputs about zero, the mean of f f' over all samples (Eq. cov).
+    """Return the covariance of the outputs about zero, the mean of f f' over all samples (Eq. cov).
 
     A part of a network, such as all layers but the last, gives that of its hidden outputs.
 
@@ -172,7 +172,7 @@ def output_covariance(model: nn.Module, data: Data) -> Tensor:
 
 
 def decay_exponent(eigenvalues: Tensor | Array | Sequence[float], *, floor: float = 1e-7) -> float:
-    """How fast eigenvalues decay: s of lambda_k = lambda_1 k^-s.
+    """Return the decay exponent s of eigenvalues, lambda_k = lambda_1 k^-s.
 
     It is minus the slope of the least-squares line of log lambda_k over log k, k being 1 for the largest; the line's
     height is free. A spectrum that is a power law has s = 1 / (alpha - 1) with alpha of its tail's density.
@@ -215,7 +215,7 @@ class _Passes:
 
     @contextmanager
     def running(self, *, is_trained: bool = True) -> Iterator[_Passes]:
-        """The model as the products need it."""
+        """Prepare the model for the products."""
         if any(each.is_complex() for each in self.parameters):
             raise ValueError("model must have real parameters, got complex ones")
         if is_trained and not self.parameters:
@@ -251,7 +251,7 @@ class _Passes:
         self._seen = seen
 
     def outputs(self) -> Iterator[Tensor]:
-        """Those of each batch."""
+        """Yield the model's outputs for each batch."""
         for number, (inputs, _) in enumerate(self.batches()):
             outputs = self.model(inputs)
             if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(inputs):
@@ -267,7 +267,7 @@ class _Passes:
             yield outputs
 
     def count(self) -> tuple[int, int]:
-        """How many samples there are, and how many outputs they have together."""
+        """Return the number of samples and the total number of outputs."""
         with torch.no_grad():
             found = [(len(outputs), outputs.numel()) for outputs in self.outputs()]
         num_samples, num_outputs = (sum(each) for each in zip(*found, strict=True)) if found else (0, 0)
@@ -275,7 +275,7 @@ class _Passes:
         return num_samples, num_outputs
 
     def split(self, vector: Array) -> list[Tensor]:
-        """The parts of a vector that belong to the parameters."""
+        """Split a vector into the shapes of the parameters."""
         parts = torch.split(torch.from_numpy(vector), [each.numel() for each in self.parameters])
         return [part.to(each).view_as(each) for part, each in zip(parts, self.parameters, strict=True)]
 
@@ -317,7 +317,7 @@ def _check_loss(value: object, number: int) -> None:
 
 
 def _largest(product: Callable[[Array], Array], size: int, *, k: int, seed: int, tolerance: float) -> Tensor:
-    """The k largest eigenvalues of a symmetric matrix, the largest first."""
+    """Return the k largest eigenvalues of a symmetric matrix, the largest first."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a whole number of at least 1, got {k!r}")
     if not 0 < tolerance < 1:

@@ -46,7 +46,7 @@ def covariance_eigenvalues(hidden: Tensor) -> Tensor:
 
 
 def decay_penalty(eigenvalues: Tensor, *, tau: int) -> Tensor:
-    """How far eigenvalues are from a decay of 1 / n, the larger ones more so.
+    """Return the distance of eigenvalues from a decay of 1 / n; larger eigenvalues weigh more.
 
     Args:
         eigenvalues: N of them, the largest first.
@@ -92,7 +92,7 @@ class MatricesTraining(Training[MatricesRecipe]):
 
     @property
     def num_steps(self) -> int:
-        """How many steps the whole run has."""
+        """Number of steps of the whole run."""
         return len(self.bounds) * self.recipe.num_epochs
 
     def epoch(self, number: int) -> Epoch:
@@ -133,7 +133,7 @@ class MatricesTraining(Training[MatricesRecipe]):
 
     @torch.no_grad()
     def _accuracy(self) -> float:
-        """On the test set, in percent."""
+        """Return the accuracy on the test set in percent."""
         found = torch.cat([self.network(part).argmax(1) for part in torch.split(self.test_images, _PART)])
         return 100 * float((found == self.test_labels).double().mean())
 
@@ -171,7 +171,7 @@ def _covariance_eigenvalues(network: nn.Module, data: list[tuple[Tensor, Tensor]
 
 
 def _standardized(images: Tensor, data: ImageData) -> Tensor:
-    """A row of numbers for each image, each channel with the mean and deviation of the training images removed."""
+    """Return each image as a row, each channel normalised by the mean and deviation of the training images."""
     mean, std = (torch.tensor(each)[:, None, None] for each in (data.mean, data.std))
     return ((images / 255 - mean) / std).flatten(1)
 

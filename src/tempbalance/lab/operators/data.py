@@ -114,7 +114,7 @@ class OperatorData:
     made_of: Mapping[str, Any]
 
     def digest(self) -> str:
-        """A checksum of what they were made of: last bits of a solution may differ from machine to machine."""
+        """Return a checksum of the options of the data, because last bits of a solution depend on the machine."""
         return hashlib.sha256(json.dumps(self.made_of, sort_keys=True).encode()).hexdigest()
 
 

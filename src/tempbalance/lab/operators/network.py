@@ -11,7 +11,7 @@ _PROJECTED = 2  # widths between the last block and the output
 
 
 class SpectralConvolution(nn.Module):
-    """A linear map of the channels for each of the lowest waves; higher waves are lost.
+    """Spectral convolution: a linear map of the channels for each of the lowest waves; higher waves are dropped.
 
     The weight has shape ``(width, width, modes, 2)``, the last dimension being real and imaginary part: complex weights
     have no place in TempBalance, and optimizers would see these very numbers. Anything of four dimensions is cut as the
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class FourierOperator(nn.Module):
-    """From a function on a ring to another: channels are lifted, go through blocks, and are projected.
+    """Fourier neural operator on a ring: channels are lifted, pass through blocks, and are projected.
 
     Args:
         width: Channels of the blocks.

@@ -22,7 +22,7 @@ _WEIGHTS, _BATCHES = range(2)  # what is drawn from a seed
 
 
 def relative_errors(found: Tensor, wanted: Tensor) -> Tensor:
-    """The norm of each function's error over that of the function, both of shape ``(samples, grid)``."""
+    """Return the relative error of each function in the L2 norm, from two tensors of shape ``(samples, grid)``."""
     errors: Tensor = torch.linalg.vector_norm(found - wanted, dim=1) / torch.linalg.vector_norm(wanted, dim=1)
     return errors
 

@@ -345,6 +345,7 @@ STUDIES = (
         varies="TB and CAL; the distribution of alpha",
         points=Grid("main", best=True, methods=("cal", "tb"), stand_ins=TWO_STAND_INS, smoke=("resnet18", "vgg16")),
         present=_present_alpha,
+        draws_alphas=True,
         claims=(
             Better("tb_alphas_are_closer", "method", "tb", ("cal",), part="standard deviation", value=_alpha_spread),
             Better("tb_alphas_are_closer", "method", "tb", ("cal",), part="distance from 2", value=_alpha_distance),
@@ -357,6 +358,7 @@ STUDIES = (
         varies="rate and alpha per layer over training, TB and CAL",
         points=Grid("optimizers", best=True, methods=("cal", "tb"), smoke=("resnet18",)),
         present=_present_layers,
+        draws_alphas=True,
         claims=_LAYER_CLAIMS,
     ),
     Study(

@@ -12,9 +12,9 @@ from tempbalance.lab.points import PRESETS, Grid, Point, Preset, cell_key
 from tempbalance.lab.studies.comparisons import FAIR, FAIR_NOTE
 from tempbalance.lab.study import Study
 
-_AHEAD, _CAUSAL, _GPT = "tensorized (looks ahead)", "tensorized", "gpt"
+_PUBLISHED, _CAUSAL, _GPT = "tensorized (published)", "tensorized", "gpt"
 _NETWORKS: dict[str, dict[str, Any]] = {
-    _AHEAD: {
+    _PUBLISHED: {
         "model": "published", "causal": False, "clip": 0.25, "hold_rates": True, "score_first": True,
         "tail": "median_published", "evaluate_every": 200,
     },  # the paper's numbers are of it
@@ -38,7 +38,7 @@ def _language_points(preset: Preset) -> list[Point]:
     """Return the paper's grids, for Adam alone and balanced, of three networks.
 
     The paper does not say with which rates balancing was tried: they are those of Adam alone. Small presets train one
-    point of each grid, on another text; the laptop skips the network that looks ahead.
+    point of each grid, on another text; the laptop skips the published network.
     """
     listed = Grid("language")(PRESETS["paper"])
     rates = [point.options["lr"] for point in listed if "lr" in point.options]
@@ -58,14 +58,14 @@ def _with_network(name: str, point: Point) -> Point:
     The published code reads k = n / 1.25 as the threshold's position from below: its tail is the rest.
     """
     options = {**point.options, **_NETWORKS[name], "kind": "language"}
-    if name == _AHEAD and "tail_fraction" in options:
+    if name == _PUBLISHED and "tail_fraction" in options:
         options["tail_fraction"] = round(1 - options["tail_fraction"], 6)
     return replace(
         point,
         cell={**point.cell, "model": name},
         options=options,
-        paper=point.paper if name == _AHEAD else None,
-        is_paper=name == _AHEAD,
+        paper=point.paper if name == _PUBLISHED else None,
+        is_paper=name == _PUBLISHED,
     )
 
 
@@ -148,16 +148,16 @@ STUDIES = (
     Study(
         "language",
         title="Does balancing help language models?",
-        varies="Adam alone and balanced; the tensorized transformer as published, made causal, and a GPT; their grids",
+        varies="Adam alone and balanced; the tensorized transformer as published and causal, and a GPT; their grids",
         points=_language_points,
         present=Bars(
             "method",
             "Temperature balancing of language models",
             "Perplexity on the test text; lower is better.",
             notes=(
-                "As published, the tensorized transformer's attention sees the tokens that it is to tell: perplexities "
-                f"of “{_AHEAD}”, beside which the paper's stand, are not those of a language model; “{_CAUSAL}” is its "
-                "causal form.",
+                f"The attention of “{_PUBLISHED}” sees the tokens that it predicts: its perplexities, and the paper's "
+                f"beside them, are not those of a language model. “{_CAUSAL}” is a causal form with split projections; "
+                "no number of the paper belongs to it.",
             ),
         ),
         reference={"method": "adam"},
