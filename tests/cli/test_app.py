@@ -250,6 +250,7 @@ def test_a_comparison_says_what_failed(in_process):
 @pytest.mark.slow
 def test_a_comparison_that_is_asked_to_stop_leaves_no_process_behind(tmp_path):
     command = [sys.executable, "-m", "tempbalance.cli", "compare", *TINY, "--epochs", "10000", "--seeds", "1"]
+    command += ["--checkpoint-every", "0"]
     process = subprocess.Popen([*command, "--workers", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     runs = [RunFolder(tmp_path / "runs" / f"digits-mlp-0.25-{method}-43") for method in ("cal", "tb")]
     deadline = time.monotonic() + 60

@@ -25,6 +25,7 @@ from tests.lab import stub_worker
 from tests.lab.cut import resumed_after
 
 SETTINGS = {"device": "cpu", "precision": "32-true", "threads": 1, "cache": None, "log_every": 10, "tensorboard": False}
+SETTINGS["checkpoint_every"] = 0  # after every epoch, so that a killed run resumes
 SMALL = {"dataset": "digits", "model": "mlp", "width": 0.25, "limit": 300, "epochs": 3}
 
 

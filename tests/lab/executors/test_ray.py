@@ -128,7 +128,7 @@ def test_a_run_that_is_fetched_comes_back_with_its_files_and_leaves_none(make, t
     ours, theirs = ({path.name for path in each.folder.iterdir()} for each in (run, whole))
     assert ours - theirs == {"fetched.id"}
     assert theirs - ours == {"run.lock"}
-    assert run.run.damaged == []
+    assert run.damage == ""
     wait_until(lambda: not copies())
 
 
