@@ -52,10 +52,10 @@ def test_an_option_out_of_range_is_refused_by_name(options: dict[str, object], c
 
 
 def test_texts_are_checked_before_anything_is_started(tmp_path: Path) -> None:
-    with raises(ValueError, "dataset", tmp_path / "none.txt"):
+    with raises(ValueError, "dataset", "none.txt"):
         LanguageRecipe(dataset=str(tmp_path / "none.txt")).check_data()
     (tmp_path / "empty.txt").touch()
-    with raises(ValueError, tmp_path / "empty.txt", 0):
+    with raises(ValueError, "empty.txt", 0):
         LanguageRecipe(dataset=str(tmp_path / "empty.txt")).check_data()
     (tmp_path / "short.txt").write_text("a b c d e f\n" * 10)
     with raises(ValueError, "short.txt", 3872, 56):
