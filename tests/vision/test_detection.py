@@ -152,7 +152,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_epoch(data, cache, tmp_path
         "import sys; from pathlib import Path; from tempbalance.lab.executors.local import work; import json;"
         "print(work(Path(sys.argv[1]), json.loads(sys.argv[2])))"
     )
-    settings = json.dumps({**SETTINGS, "cache": str(cache)})
+    settings = json.dumps({**SETTINGS, "cache": str(cache), "checkpoint_every": 0})
     process = subprocess.Popen([sys.executable, "-c", code, str(folder), settings], env=environment)
     deadline = time.monotonic() + 300
     while len(RunFolder(folder).metrics) < 2 and time.monotonic() < deadline and process.poll() is None:
