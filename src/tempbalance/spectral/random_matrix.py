@@ -127,7 +127,7 @@ def _alpha(side: int, length: int, num_slices: int, tail: TailName | _Function, 
 
 
 def _draw_spectra(num_spectra: int, side: int, length: int, num_slices: int) -> Iterator[Tensor]:
-    """Return random spectra from a fixed seed, each the pooled eigenvalues of its own matrices."""
+    """Return random spectra from a fixed seed; each pools the eigenvalues of new random matrices."""
     generator = np.random.default_rng(_SEED)
     law = _Law(side, length)
     for _ in range(num_spectra):
