@@ -24,7 +24,10 @@ OF_IMAGES = {
     "main", "optimizers", "adam", "learning_rate", "width", "score", "tail", "assignment", "scale_range", "start",
     "interval", "depth", "overhead", "gradients", "rank_one", "alpha", "layers", "spectra", *BEYOND,
 }  # fmt: skip
-OTHERS = {"language", "detection", "matrices", "exponent", "operator", "pruning"}
+OTHERS = {
+    "language", "detection", "matrices", "exponent", "operator", "pruning", "llama", "few_labels", "operators",
+    "images",
+}  # fmt: skip
 PAPER, LAPTOP, SMOKE = PRESETS.values()
 
 

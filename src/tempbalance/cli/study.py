@@ -333,5 +333,6 @@ def report(
         findings = chosen_study.find(size, chosen[name], folder)
         _write(chosen_study.report(findings), form, html, figures)
         if raw is not None:
-            write_whole(raw, findings.raw(_study_command("run", name, preset, only, controls, dataset, None)).encode())
+            given = dataset and Path(dataset).name  # a place on this machine is of no use to others
+            write_whole(raw, findings.raw(_study_command("run", name, preset, only, controls, given, None)).encode())
             say(raw)

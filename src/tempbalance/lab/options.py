@@ -311,7 +311,8 @@ _NAMES = {
     "vgg16": "VGG16", "vgg19": "VGG19", "wrn16_8": "WRN16-8", "wrn28_6": "WRN28-6", "mlp": "MLP",
     "penn_treebank": "Penn Treebank", "pydoc": "Python's help", "voc2007": "PASCAL VOC 2007", "shapes": "drawn shapes",
     "burgers": "Burgers", "fno": "FNO",
-    "gpt": "GPT", "llama": "LLaMA", "yolov8n": "YOLOv8n", "yolov8n.yaml": "YOLOv8n, random weights",
+    "gpt": "GPT", "llama": "LLaMA", "bert": "BERT", "bert_lora": "BERT with LoRA",
+    "yolov8n": "YOLOv8n", "yolov8n.yaml": "YOLOv8n, random weights",
     "lookahead": "Lookahead", "adam": "Adam", "adamw": "AdamW", "adamp": "AdamP",
     **{name: name.upper() for name in ("cal", "snr", "tb", "sgdr", "lars", "sgdp", "lamb")},
 }  # fmt: skip
