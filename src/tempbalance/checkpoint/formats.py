@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -52,7 +52,7 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }  # fmt: skip
-_MOST_UNFOLDED = 100
+_MOST_UNFOLDED, _STEP_BYTES = 100, 1 << 20
 _MOST_NPY_HEADER, _MOST_ARRAYS = 10_000, 10_000
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a member: the lengths of its name and of what follows the name
 _BROKEN = (
@@ -144,7 +144,7 @@ def _opened(file: Section) -> Iterator[Any]:
     """Open a file with the package; the file must not change meanwhile."""
     from safetensors import SafetensorError, safe_open  # not needed for other formats
 
-    file.open().close()
+    file.check()
     try:
         with safe_open(file.path, framework="pt") as opened:
             yield opened
@@ -155,7 +155,7 @@ def _opened(file: Section) -> Iterator[Any]:
             ) from err
         said = " ".join(str(err).split())
         raise CheckpointError(f"the safetensors file is broken or cut off: {quoted(said)[1:-1]}") from err
-    file.open().close()
+    file.check()
 
 
 # zip archives: torch.save, TorchScript, torch.export, NumPy
@@ -189,36 +189,24 @@ class _Archive:
         with _broken_is_refused():
             self.zip = zipfile.ZipFile(file)
         self.members = {info.filename: info for info in self.zip.infolist()}
-        self._check(file.seek(0, io.SEEK_END))
+        self._check()
         self.root = _root(list(self.members))
         self.storages: dict[tuple[str, torch.dtype], Storage] = {}
         self.verified: set[str] = set()
         if self.has("byteorder") and b"big" in self.small("byteorder", MOST_INDEX_BYTES)[:16]:
             raise CheckpointError("it was written on a big-endian machine: load and save it there as safetensors")
 
-    def _check(self, num_bytes: int) -> None:
-        members = self.zip.infolist()
-        if len(self.members) < len(members):
+    def _check(self) -> None:
+        ordered = sorted(self.zip.infolist(), key=lambda info: info.header_offset)
+        if len(self.members) < len(ordered):
             raise CheckpointError("the archive has two members of one name")
-        for info in members:
-            if not _is_plain(info):
-                raise CheckpointError(f"the archive has a member called {quoted(info.orig_filename)}")
-            if info.flag_bits & 1:
-                raise CheckpointError("the archive is encrypted")
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise CheckpointError("the archive is compressed in a way that torch does not read")
-            if not 0 <= info.header_offset <= info.header_offset + info.compress_size < num_bytes:
-                raise CheckpointError(f"the archive is broken: {quoted(info.filename)} lies outside of it")
-            if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-                raise CheckpointError(f"the archive gives two sizes for {quoted(info.filename)}")
-        ordered = sorted(members, key=lambda info: info.header_offset)
-        for info, after in pairwise(ordered):
-            if info.header_offset + _LOCAL_HEADER.size + len(info.filename) + info.compress_size > after.header_offset:
-                raise CheckpointError(f"the archive has {quoted(after.filename)} inside {quoted(info.filename)}")
-        if (unfolded := sum(info.file_size for info in members)) > _MOST_UNFOLDED * num_bytes:
-            raise CheckpointError(
-                f"the archive of {num_bytes:,} bytes unfolds to {unfolded:,}, more than a hundredfold"
-            )
+        for info, after in zip_longest(ordered, ordered[1:]):
+            if flaw := _flaw(info, after, self.file.num_bytes):
+                raise CheckpointError(f"the archive {flaw}")
+        unfolded = sum(info.file_size for info in ordered)
+        if unfolded > _MOST_UNFOLDED * self.file.num_bytes:
+            size = f"{self.file.num_bytes:,} bytes"
+            raise CheckpointError(f"the archive of {size} unfolds to {unfolded:,}, more than a hundredfold")
 
     def has(self, name: str) -> bool:
         """Return whether there is a member of this name."""
@@ -229,25 +217,25 @@ class _Archive:
         info = self.members.get(self.root + name)
         if info is None:
             raise CheckpointError(f"the archive lacks {quoted(name)}")
-        return Storage(info.file_size, partial(self._read, info), dtype)
+        return self.storages.setdefault((name, dtype), Storage(info.file_size, partial(self._read, info), dtype))
 
     def _read(self, info: zipfile.ZipInfo, start: int, count: int) -> Tensor:
-        """Read some bytes of a member; the first read compares its checksum, which zipfile does at the end."""
-        self.file.block = b""  # read ahead, maybe before the file changed
+        """Read some bytes of a member; zipfile compares its checksum at the end, so the first read reads all of it."""
+        self.file.check()
+        is_stored = info.compress_type == zipfile.ZIP_STORED
+        # torch.serialization.set_crc32_options(False) writes 0 for the checksum
         with _broken_is_refused(), self.zip.open(info) as member:
-            # torch.serialization.set_crc32_options(False) writes 0 for the checksum
-            if info.filename not in self.verified and info.CRC != 0 and count < info.file_size:
-                while member.read(1 << 20):
-                    pass
-            elif info.compress_type != zipfile.ZIP_STORED or (count == info.file_size and info.CRC != 0):
-                return read_tensor(member, start, count)
-            self.verified.add(info.filename)
-            if info.compress_type != zipfile.ZIP_STORED:
-                return read_tensor(member, start, count)
-            # seeking in a member would read all that is in front
-            self.file.seek(info.header_offset)
-            front = _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(self.file.read(_LOCAL_HEADER.size)))
-            return read_tensor(self.file, info.header_offset + front + start, count)
+            if is_stored and (info.CRC == 0 or info.filename in self.verified):
+                front = self.file.tensor(info.header_offset, _LOCAL_HEADER.size).numpy().tobytes()
+                first = info.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(front))
+                return self.file.tensor(first + start, count)  # seeking would read all that is in front
+            for place in range(0, start, _STEP_BYTES):
+                member.read(min(_STEP_BYTES, start - place))
+            data = read_tensor(member, count)
+            while member.read(_STEP_BYTES):
+                pass
+        self.verified.add(info.filename)
+        return data
 
     def small(self, name: str, most: int) -> bytes:
         """Read all of a member that describes others."""
@@ -262,12 +250,31 @@ class _Archive:
 
     def _storage_of(self, key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
         """Return a storage, which must have as many bytes as the pickle says."""
-        known = self.storages.setdefault((key, dtype), self.storage(f"data/{key}", dtype))
+        known = self.storage(f"data/{key}", dtype)
         if known.num_bytes != num_bytes:
             raise CheckpointError(
                 f"storage {quoted(key)} should have {num_bytes:,} bytes, the archive has {known.num_bytes:,}"
             )
         return known
+
+
+def _flaw(info: zipfile.ZipInfo, after: zipfile.ZipInfo | None, num_bytes: int) -> str:
+    """Return how a member differs from those that ``torch.save`` writes, given the next one; empty if it does not."""
+    path = PurePosixPath(info.filename)
+    end = info.header_offset + _LOCAL_HEADER.size + len(info.filename) + info.compress_size
+    if path.is_absolute() or ".." in path.parts or "\\" in info.orig_filename or info.orig_filename != info.filename:
+        return f"has a member called {quoted(info.orig_filename)}"
+    if info.flag_bits & 1:
+        return "is encrypted"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return "is compressed in a way that torch does not read"
+    if not 0 <= info.header_offset < end < num_bytes:
+        return f"is broken: {quoted(info.filename)} lies outside of it"
+    if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+        return f"gives two sizes for {quoted(info.filename)}"
+    if after is not None and end > after.header_offset:
+        return f"has {quoted(after.filename)} inside {quoted(info.filename)}"
+    return ""
 
 
 @contextmanager
@@ -277,12 +284,6 @@ def _broken_is_refused() -> Iterator[None]:
     except _BROKEN as err:
         said = quoted(f"{type(err).__name__}: {err}")[1:-1]
         raise CheckpointError(f"the archive is broken or cut off ({said})") from err
-
-
-def _is_plain(info: zipfile.ZipInfo) -> bool:
-    path = PurePosixPath(info.filename)
-    is_relative = not path.is_absolute() and ".." not in path.parts and "\\" not in info.orig_filename
-    return is_relative and info.orig_filename == info.filename
 
 
 def _root(names: list[str]) -> str:

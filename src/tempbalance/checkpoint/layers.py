@@ -7,19 +7,16 @@ model and its state dict give the same table.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from tempbalance.checkpoint.tensors import StoredTensor
-from tempbalance.errors import WeightError, quoted
 from tempbalance.model.layers import Layer, is_bias, is_embedding_name, mark_tied
 from tempbalance.spectral.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
 
@@ -69,13 +66,10 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
     found = Inferred()
     ties, names, outputs = [], set(by_name), _Outputs()
     for tensor in by_name.values():
-        made_of = _made_of(tensor, by_name)
-        reason = "" if made_of else _why_none(tensor, by_name)
-        if reason:
+        if reason := _why_none(tensor, by_name):
             found.others[tensor.name] = reason
             continue
-        layer = _layer(made_of or tensor, by_name, stacked)
-        layer.skipped = made_of.problem if made_of and made_of.problem else layer.skipped
+        layer = _layer(tensor, by_name, stacked)
         if layer.name in names:  # "fc" beside "fc.weight"
             layer.name = tensor.name
         names.add(layer.name)
@@ -106,68 +100,6 @@ def _beside(tensor: StoredTensor, key: str, by_name: Mapping[str, StoredTensor])
     return by_name.get(f"{owner}.{key}" if owner else key)
 
 
-def _masked(weight: Tensor, mask: Tensor) -> Tensor:
-    return weight * mask.to(weight.dtype)
-
-
-def _normed(direction: Tensor, size: Tensor) -> Tensor:
-    dims = [dim for dim, length in enumerate(size.shape) if length == 1] or None
-    length = torch.linalg.vector_norm(direction, dim=dims, keepdim=True)
-    return direction.mul(size / length)
-
-
-def _spectrally_normed(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    matrix = weight if len(left) == weight.shape[0] else weight.transpose(0, 1)  # of a transposed convolution
-    return weight.div(left @ (matrix.flatten(1) @ right))
-
-
-_PATH = "parametrizations.weight."
-_MADE_OF: tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...] = (  # parts of a weight, how to combine them
-    ("weight_orig", ("weight_mask",), _masked),
-    ("weight_orig", ("weight_u", "weight_v"), _spectrally_normed),
-    ("weight_v", ("weight_g",), _normed),
-    (f"{_PATH}original1", (f"{_PATH}original0",), _normed),
-    (f"{_PATH}original", (f"{_PATH}0._u", f"{_PATH}0._v"), _spectrally_normed),
-)
-
-
-def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> StoredTensor | None:
-    """Return the effective weight where the file has its parts: weight norm, spectral norm or pruning."""
-    for stem, others, combine in _MADE_OF:
-        owner = tensor.name.removesuffix(stem)
-        names = [owner + other for other in others]
-        if owner == tensor.name or len(tensor.shape) < 2 or not all(name in by_name for name in names):
-            continue
-        parts = [tensor, *(by_name[name] for name in names)]
-        load = partial(_combined, combine, *(part.load for part in parts))
-        problem = next(
-            (f"{quoted(part.name)} is {part.problem}" for part in parts if part.problem), _misfit(combine, parts)
-        )
-        return StoredTensor(f"{owner}weight", tensor.shape, tensor.dtype, load, tensor.tie, problem=problem)
-    return None
-
-
-def _misfit(combine: Callable[..., Tensor], parts: Sequence[StoredTensor]) -> str:
-    """Return why parts cannot be combined, even if torch would broadcast them; empty if they can."""
-    shape, *others = (part.shape for part in parts)
-    if combine is _masked:
-        fits = others[0] == shape
-    elif combine is _normed:
-        is_along = len(others[0]) == len(shape)
-        fits = others[0] == () or (is_along and all(a in (1, b) for a, b in zip(others[0], shape, strict=True)))
-    else:
-        fits = any(others == [(shape[dim],), (math.prod(shape) // max(shape[dim], 1),)] for dim in (0, 1))
-    sides = " and ".join(" x ".join(map(str, other)) for other in others)
-    return "" if fits else f"{quoted(parts[1].name)} ({sides}) does not fit {' x '.join(map(str, shape))}"
-
-
-def _combined(combine: Callable[..., Tensor], *loads: Callable[[], Tensor]) -> Tensor:
-    try:
-        return combine(*(load() for load in loads))
-    except RuntimeError as err:
-        raise WeightError(f"its parts cannot be combined: {str(err).splitlines()[0]}") from err
-
-
 def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
     """Return why a tensor is not a layer; empty if it is one."""
     owner, key = _split(tensor.name)
@@ -182,8 +114,6 @@ def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
         return "bias"
     if _LORA.search(tensor.name):
         return "factor of a LoRA product: its scaling is not in the file"
-    if any(tensor.name.endswith(part) for _, others, _ in _MADE_OF for part in others):
-        return "part of a weight, scored with it"
     if ".parametrizations." in f".{owner}.":
         return "made into a weight by a parametrization that the file does not hold"
     if 0 in tensor.shape:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempbalance.checkpoint.derived import dequantize, lora_products
+from tempbalance.checkpoint.derived import derive_weights, lora_products
 from tempbalance.checkpoint.formats import SUFFIXES, read_archive, read_content
 from tempbalance.checkpoint.pickles import dtype_of, read_pickle
 from tempbalance.checkpoint.tensors import (
@@ -91,7 +91,7 @@ def _checkpoint(name: str, find: Callable[[], Found], key: str | None, folder: P
         found, notes = find()
         taken, others, choice = choose(found, key)
         check_unfolding(taken.tensors)
-        bare = dequantize(without_wrappers(taken.tensors), folder)
+        bare = derive_weights(without_wrappers(taken.tensors), folder)
     tensors = [replace(tensor, load=partial(_load, name, tensor)) for tensor in bare]
     return Checkpoint(name, tuple(tensors), taken.key, (*choice, *notes), tuple(others))
 
