@@ -276,10 +276,7 @@ def derive_weights(tensors: Sequence[StoredTensor], folder: Path | None) -> list
 
 
 def _rule_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> tuple[_Rule | None, str]:
-    """Return the rule by which a weight is made of a tensor, and the beginning of its name; ``None`` if there is none.
-
-    A quantised weight is a matrix.
-    """
+    """Return the rule by which a weight is made of a tensor, and the beginning of its name."""
     for rule in _RULES:
         is_kind = len(tensor.shape) == 2 and tensor.dtype in rule.dtypes if rule.dtypes else len(tensor.shape) > 1
         if is_kind and tensor.name.endswith(rule.stem):
@@ -319,11 +316,7 @@ def _config(folder: Path | None) -> Config:
 
 
 def lora_products(tensors: Sequence[StoredTensor], config: Config) -> list[StoredTensor]:
-    """Return the products of an adapter's factors, and the other tensors under the names of the model.
-
-    Raises:
-        CheckpointError: If it is not LoRA, or its configuration is not peft's.
-    """
+    """Return the products of an adapter's factors, and the other tensors under the names of the model."""
     kind, alpha, alpha_of = config.get("peft_type"), config.get("lora_alpha"), config.get("alpha_pattern") or {}
     if kind != "LORA":
         raise CheckpointError(f"is an adapter of type {quoted(kind)}; only LORA is read")
@@ -358,7 +351,7 @@ def _is_meant(pattern: str, layer: str) -> bool:
     return layer == name.removeprefix("^") or (not name.startswith("^") and layer.endswith(f".{name}"))
 
 
-def _product(layer: str, pair: Mapping[str, StoredTensor], alpha: float, is_root: bool) -> StoredTensor:
+def _product(layer: str, pair: Mapping[str, StoredTensor], alpha: Any, is_root: bool) -> StoredTensor:
     """Describe scale x B @ A by a small matrix with its singular values: with B = Qb Rb and A' = Qa Ra it is Rb Ra'."""
     if len(pair) < 2:
         return unreadable(pair[min(pair)].shape, f"lora_{min(pair)} without its partner", name=layer)
@@ -369,7 +362,7 @@ def _product(layer: str, pair: Mapping[str, StoredTensor], alpha: float, is_root
     if not fits or not is_real or down.problem or up.problem:
         return unreadable(down.shape, "made of a lora_A and a lora_B that cannot be multiplied", name=layer)
     dtype = torch.float64 if torch.float64 in (down.dtype, up.dtype) else torch.float32
-    scale = alpha / (math.sqrt(rank) if is_root else rank)
+    scale: float = alpha / (math.sqrt(rank) if is_root else rank)
 
     def load() -> Tensor:
         of_down: Tensor = torch.linalg.qr(down.load().flatten(1).T.to(dtype), mode="r").R

@@ -242,9 +242,6 @@ def read_pickle(
         storage_of: Return the storage for a key, a dtype and a number of bytes.
         most: Largest number of instructions.
         is_embedded: Whether it is inside another pickle; it must not contain a further one.
-
-    Raises:
-        CheckpointError: If the pickle is broken, too long, or made to take memory or time.
     """
     try:
         return _Unpickler(_Window(file), storage_of, most, is_embedded).load()
@@ -257,9 +254,6 @@ def read_stream(file: Section | io.BytesIO, *, most: int = _MOST_INSTRUCTIONS, i
 
     The old format has consecutive pickles: a magic number, a version, sizes, the content and the keys of the storages,
     followed by the storages.
-
-    Raises:
-        CheckpointError: If it is broken, or its storages are not those that it describes.
     """
     declared: dict[str, Storage] = {}
     starts: dict[str, int] = {}

@@ -1,4 +1,7 @@
-"""Safe reading of untrusted files, and stored tensors that are loaded on demand."""
+"""Safe reading of untrusted files, and stored tensors that are loaded on demand.
+
+A file, or a part of it, that cannot be read or is refused raises `CheckpointError`; one tensor, `WeightError`.
+"""
 
 from __future__ import annotations
 
@@ -93,12 +96,7 @@ class _Reopened(io.RawIOBase):
 
 
 class Section(io.BufferedReader):
-    """Some or all bytes of a file.
-
-    Raises:
-        CheckpointError: If the file ends earlier, is no longer the same file, or is read in pieces of more than
-            ``most`` bytes.
-    """
+    """Some or all bytes of a file, read in pieces of at most ``most`` bytes."""
 
     def __init__(self, path: Path, *, most: int = MOST_PICKLE_BYTES, start: int = 0, num_bytes: int | None = None):
         self.file = _Reopened(path, start, num_bytes)
@@ -158,11 +156,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def parse_json(text: bytes, what: str) -> dict[str, object]:
-    """Parse a JSON object in which no key may stand twice.
-
-    Raises:
-        CheckpointError: If it is not JSON, not an object, repeats a key, or nests or branches beyond reason.
-    """
+    """Parse a JSON object in which no key may stand twice, and that does not nest or branch beyond reason."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         if len(items := dict(pairs)) < len(pairs):
@@ -185,9 +179,6 @@ def inside(folder: Path, name: str) -> Path:
 
     Links are followed as long as they stay in the folder. In a Hugging Face cache, whose snapshots are folders of links
     to ``../../blobs``, they may lead anywhere in the cache folder of the same model.
-
-    Raises:
-        CheckpointError: If it lies, or its link leads, outside.
     """
     home = Path(os.path.realpath(folder))
     is_snapshot = home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--")
@@ -260,11 +251,7 @@ class Storage:
 
 
 def num_elements(what: str, shape: object) -> int:
-    """Return the product of a shape that comes from a file.
-
-    Raises:
-        CheckpointError: If it is no tuple or list of lengths that a tensor could have.
-    """
+    """Return the product of a shape that comes from a file; refuse one that no tensor can have."""
     is_shape = isinstance(shape, tuple | list) and len(shape) <= 64 and all(map(_is_length, shape))
     sides: Any = shape if is_shape else [2**62]
     if math.prod(max(side, 1) for side in sides) < 2**62:
@@ -287,11 +274,7 @@ def refuse(problem: str) -> NoReturn:
 
 
 def view(storage: object, offset: Any, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> StoredTensor:
-    """Describe a dense tensor, checked against the storage that it is a view of.
-
-    Raises:
-        CheckpointError: If it does not lie within the storage.
-    """
+    """Describe a dense tensor, which must lie within the storage that it is a view of."""
     if not isinstance(storage, Storage):
         raise CheckpointError("a tensor has no storage")
     dtype = _INTEGERS.get(dtype or storage.dtype, dtype or storage.dtype)
@@ -316,11 +299,7 @@ def view(storage: object, offset: Any, shape: Any, stride: Any, dtype: torch.dty
 
 
 def check_unfolding(tensors: Iterable[StoredTensor]) -> None:
-    """Refuse views that claim many times the bytes of their storages together.
-
-    Raises:
-        CheckpointError: With both numbers.
-    """
+    """Refuse views that claim many times the bytes of their storages together."""
     views = {each.tie: each.num_bytes for each in tensors if isinstance(each.tie, tuple)}
     storages = {place[0] for place in views if isinstance(place, tuple) and isinstance(place[0], Storage)}
     claimed, held = sum(views.values()), sum(storage.num_bytes for storage in storages)

@@ -52,11 +52,7 @@ class Weights:
 
 
 def find_weights(top: object) -> list[Weights]:
-    """Find every mapping of names to tensors, those nearest to the top first.
-
-    Raises:
-        CheckpointError: If there is none, or modules hold each other beyond reason.
-    """
+    """Find every mapping of names to tensors, those nearest to the top first."""
     found: list[Weights] = []
     seen: set[int] = set()
     queue: deque[tuple[tuple[str, ...], object]] = deque(
@@ -218,14 +214,7 @@ def _common_path(parts: Sequence[Weights]) -> tuple[str, ...]:
 
 
 def choose(found: Sequence[Weights], key: str | None) -> tuple[Weights, list[Weights], list[str]]:
-    """Choose a mapping: by its key, or the largest that is not an optimizer's.
-
-    Returns:
-        The mapping, the others, and notes on the choice.
-
-    Raises:
-        CheckpointError: If there is none, or none under the key.
-    """
+    """Choose a mapping, by its key or the largest that is not an optimizer's; return the others and notes too."""
     if key is not None:
         return _under(found, key.strip("."))
     weights = [each for each in found if not each.is_optimizer]
