@@ -10,10 +10,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -114,9 +114,8 @@ def _packed(held: StoredTensor, config: Config, zeros: Part, scales: Part, group
     num_groups = scales.shape[0] if scales is not None and len(scales.shape) == 2 else 0
     by_index = groups is not None and groups.shape == (rows,)
     fits = num_groups > 0 and (by_index or rows % num_groups == 0)
-    if not fits or scales is None or scales.shape[1] != columns or zeros is None:
-        refuse("packed, and its scales and zero points do not fit it")
-    if zeros.shape != (num_groups, columns // each) or zeros.dtype != torch.int32:
+    wanted = ((num_groups, columns // each), torch.int32)
+    if not fits or not scales or scales.shape[1] != columns or not zeros or (zeros.shape, zeros.dtype) != wanted:
         refuse("packed, and its scales and zero points do not fit it")
     shift = 1 if is_gptq and config.get("checkpoint_format", "gptq") != "gptq_v2" else 0
 
@@ -211,25 +210,15 @@ def _check_fit(fits: bool, held: StoredTensor, *parts: StoredTensor) -> None:
         refuse(f"{quoted(parts[0].name)} ({' and '.join(shapes[:-1])}) does not fit {shapes[-1]}")
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """How a weight is computed from a tensor and others of the same module.
+class _Rule(NamedTuple):
+    """How a weight is computed from a tensor and others, whose names begin alike."""
 
-    Attributes:
-        stem: End of the tensor's name.
-        weight: End of the weight's name in its place; so for the others.
-        needs: Other tensors that must be there.
-        make: Computes the weight from the tensor, the configuration, and the others.
-        options: Other tensors that may be there.
-        dtypes: Dtypes of quantised weights; empty for those that are not.
-    """
-
-    stem: str
-    weight: str
-    needs: tuple[str, ...]
+    stem: str  # end of the tensor's name
+    weight: str  # end of the weight's name
+    needs: tuple[str, ...]  # ends of the names of others that must be there
     make: Callable[..., Made]
-    options: tuple[str, ...] = ()
-    dtypes: tuple[torch.dtype, ...] = ()
+    options: tuple[str, ...] = ()  # others that may be there
+    dtypes: tuple[torch.dtype, ...] = ()  # of matrices that are quantised; empty for weights that are not
 
 
 _PATH = "parametrizations.weight."

@@ -64,7 +64,7 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
         if not any(len(each.shape) == 3 and _matches(name, pattern) for name, each in by_name.items()):
             raise ValueError(f"stacked pattern {pattern!r} matches no tensor of three dimensions")
     found = Inferred()
-    ties, names, outputs = [], set(by_name), _Outputs()
+    ties, names = [], set(by_name)
     for tensor in by_name.values():
         if reason := _why_none(tensor, by_name):
             found.others[tensor.name] = reason
@@ -73,15 +73,14 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
         if layer.name in names:  # "fc" beside "fc.weight"
             layer.name = tensor.name
         names.add(layer.name)
-        outputs.add(layer)
         found.layers.append(layer)
         found.largest = max(found.largest, 0 if layer.skipped else tensor.num_bytes)
         ties.append(tensor.tie)
         found.tensors[tensor.name] = layer.name
         if tensor.rank is not None:
             found.ranks[layer.name] = tensor.rank
+    _cut_groups(found.layers)
     mark_tied(found.layers, ties)
-    _cut_groups(found.layers, outputs)
     return found
 
 
@@ -184,53 +183,35 @@ def _gates(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
     return {4: "ifgo", 3: "rzn"}.get(tensor.shape[0] // hidden if hidden else 0, "")
 
 
-class _Outputs:
-    """Number of outputs of each layer, from which the groups of a kernel are inferred."""
-
-    def __init__(self) -> None:
-        self.before: dict[str, int] = {}
-        self.known: Counter[int] = Counter()
-        self.latest = 0
-
-    def add(self, layer: Layer) -> None:
-        """Record the outputs of a layer and of the layer before it; a shortcut does not count as before."""
-        self.before[layer.name] = self.latest
+def _cut_groups(layers: Iterable[Layer]) -> None:
+    """Cut kernels into groups where they take fewer channels than the layers before them give."""
+    before: dict[str, int] = {}  # outputs of the layer before each; those of a shortcut do not count
+    known: Counter[int] = Counter()
+    latest = 0
+    for layer in layers:
+        before[layer.name] = latest
         if not layer.skipped:
             num_out = layer.shape[layer.out_dim]
-            self.known[num_out] += 1
-            self.latest = self.latest if _SHORTCUT.search(layer.name) else num_out
-
-
-def _cut_groups(layers: Iterable[Layer], outputs: _Outputs) -> None:
-    """Cut kernels into groups where they take fewer channels than the layers before them give."""
+            known[num_out] += 1
+            latest = latest if _SHORTCUT.search(layer.name) else num_out
     kernels = [layer for layer in layers if layer.cut is cut_convolution and len(layer.shape) > 2]
     single = [layer for layer in kernels if layer.shape[1] == 1 and layer.out_dim == 0]
-    inputs = [_COLOURS, *(layer.shape[1] for layer in kernels[:1] if layer.shape[1] not in {1, *outputs.known})]
-    takes_more = any(layer.shape[1] in inputs for layer in kernels)
-    if single and not takes_more:  # the outermost one takes gray images
+    inputs = [_COLOURS, *(layer.shape[1] for layer in kernels[:1] if layer.shape[1] not in {1, *known})]
+    if single and not any(layer.shape[1] in inputs for layer in kernels):  # the outermost one takes gray images
         single.remove(min(single, key=lambda layer: layer.name.count(".")))
-    for layer in kernels:
-        if layer.shape[1] > 1:
-            layer.cut = partial(cut_convolution, groups=_groups(layer, outputs))
-    for layer in single:
-        layer.cut = partial(cut_convolution, groups=_depth(layer, outputs))
+    for layer in [*single, *(layer for layer in kernels if layer.shape[1] > 1)]:
+        layer.cut = partial(cut_convolution, groups=_groups(layer, before[layer.name], known))
 
 
-def _depth(layer: Layer, outputs: _Outputs) -> int:
-    """Return the groups of a kernel with one input channel per group."""
-    num_out, before = layer.shape[0], outputs.before[layer.name]
-    if num_out == before or outputs.known[num_out] > 1:  # another layer gives as many
-        return num_out
-    return before if before and num_out % before == 0 else 1
-
-
-def _groups(layer: Layer, outputs: _Outputs) -> int:
-    """Return the groups of a kernel with several input channels per group."""
+def _groups(layer: Layer, before: int, known: Counter[int]) -> int:
+    """Return the groups of a kernel, from the outputs of the layer before it and of all layers."""
     num_out, num_in = layer.shape[:2]
-    before = outputs.before[layer.name]
+    if num_in == 1:
+        is_depthwise = num_out == before or known[num_out] > 1  # another layer gives as many
+        return num_out if is_depthwise else before if before and num_out % before == 0 else 1
     is_plain = layer.out_dim == 1 or num_in == _COLOURS or num_in >= before
     if is_plain or before % num_in or num_out % (before // num_in):
         return 1
     # as many outputs as the layer before it, not a shortcut's 1 x 1 kernel nor a deconvolution's even one
     is_grouped = num_out == before and all(side > 1 and side % 2 for side in layer.shape[2:])
-    return before // num_in if is_grouped or num_in not in outputs.known else 1
+    return before // num_in if is_grouped or num_in not in known else 1
