@@ -104,8 +104,10 @@ class _Instructions(dict[int, Callable[[Any], None]]):
             raise CheckpointError("its pickle has more instructions than tensors could need")
         if code in self:
             return super().__getitem__(code)
-        name = next((each.name for each in pickletools.opcodes if each.code == chr(code)), code)
-        raise CheckpointError(f"its pickle has the instruction {name}, which torch.save never writes")
+        for each in pickletools.opcodes:
+            if each.code == chr(code):
+                raise CheckpointError(f"its pickle has the instruction {each.name}, which torch.save never writes")
+        raise ValueError(f"no instruction {code}")
 
 
 class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions can be replaced
