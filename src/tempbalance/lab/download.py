@@ -49,7 +49,7 @@ class RemoteData:
     Attributes:
         files: Its files.
         licence: The terms of use, or where to read about them.
-        num_bytes: About the size of the files and of what is kept in the cache beside them.
+        num_bytes: Size of the files and of their decoded form if the cache folder keeps one.
     """
 
     files: tuple[RemoteFile, ...]
@@ -69,8 +69,7 @@ def remote_data() -> dict[str, RemoteData]:
             RemoteFile(str(Path(data.get("folder", "")) / file), tuple(url + file for url in data["urls"]), md5)
             for file, md5 in data["files"].items()
         )
-        num_bytes = 1_000_000 * (data["megabytes"] + data.get("decoded", 0))
-        found[name] = RemoteData(files, data["licence"], num_bytes)
+        found[name] = RemoteData(files, data["licence"], data["num_bytes"] + data.get("decoded", 0))
     return found
 
 
