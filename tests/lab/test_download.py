@@ -1,4 +1,5 @@
 import io
+import os
 import socket
 import stat
 import struct
@@ -302,6 +303,17 @@ def test_a_truncated_archive_is_named(tmp_path, write):
     archive.write_bytes(archive.read_bytes()[:60])
     with raises(ValueError, archive):
         read_archive(archive, "*")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_device_in_the_place_of_a_file_is_refused_and_no_checksum_computed(tmp_path, kind):
+    (path,) = download.data_paths("cifar10", cache=tmp_path)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with raises(download.DownloadError, path, "regular"):
+        download.fetch_data("cifar10", cache=tmp_path)
 
 
 def test_datasets_have_sizes_licences_and_places(tmp_path):

@@ -132,6 +132,7 @@ def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True)
     from requests import RequestException
 
     path = cache_folder(cache) / file.name
+    check_regular(path)
     if path.is_file() and pooch.file_hash(str(path), alg="md5") == file.md5:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +162,12 @@ def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True)
                     break
     kept = f"; the {_size(part)} bytes in {part} are kept, and the next call resumes from there" if _size(part) else ""
     raise DownloadError(f"{file.name} could not be downloaded to {path.parent}{kept}: {'; '.join(failures)}")
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe or a device in the place of a file: computing its checksum would never end."""
+    if path.exists() and not path.is_file():
+        raise DownloadError(f"{path} must be a regular file, or missing")
 
 
 def _size(path: Path) -> int:
