@@ -243,10 +243,10 @@ for name in filter(str.isdigit, os.listdir("/proc")):
     try:
         with open(f"/proc/{name}/cmdline", "rb") as file:
             command = file.read()
-        is_ours = session.encode() in command or (
-            command.startswith(b"ray::") and any(session in os.readlink(each) for each in glob.glob(f"/proc/{name}/fd/*"))
-        )
-        if is_ours and int(name) != os.getpid():
+        is_ours = session.encode() in command and int(name) != os.getpid()
+        if command.startswith(b"ray::"):
+            is_ours = any(session in os.readlink(each) for each in glob.glob(f"/proc/{name}/fd/*"))
+        if is_ours:
             os.kill(int(name), 9)
     except OSError:  # it has ended
         pass
