@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tempbalance.lab.findings import last_alphas
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.methods import find_method
+from tempbalance.lab.recipe import find_method
 from tempbalance.lab.runs import DivergedError
 from tempbalance.report.statistics import Paired, verdict_text
 from tempbalance.runlog import RunFolder, write_whole
