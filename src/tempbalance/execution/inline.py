@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from tempbalance.errors import check_count, warn
+from tempbalance.errors import check_count, check_flag, check_fraction, warn
 from tempbalance.execution.distributed import SharedScoring, Team, check_share
 from tempbalance.ranking.table import LayerRow
 
@@ -44,29 +44,20 @@ class Execution:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "share", check_share(self.share))
-        if not isinstance(self.background, bool):
-            raise TypeError(f"background must be True or False, got {self.background!r}")
+        check_flag("background", self.background)
         check_count("lag", self.lag, least=1)
         if self.lag != 1 and not self.background:
             raise ValueError(f"lag goes with background=True, got lag={self.lag} without it")
         if self.device not in (None, "cpu"):
             raise ValueError(f"device must be 'cpu' or None, got {self.device!r}")
-        if self.budget is None:
-            return
-        if isinstance(self.budget, bool) or not isinstance(self.budget, int | float) or not 0 < self.budget < 1:
-            raise ValueError(f"budget must satisfy 0 < budget < 1, or be None, got {self.budget!r}")
-        if self.background:
-            raise ValueError(
-                "budget bounds the time that training waits for scoring, and with background=True it does not wait: "
-                f"give one of the two, got budget={self.budget!r} with background=True"
-            )
+        if self.budget is not None:
+            check_fraction("budget", self.budget)
+            if self.background:
+                raise ValueError(f"with background=True training does not wait: give no budget, got {self.budget!r}")
 
 
 class Inline:
-    """Scores all layers in the call at which a scoring is due. `Background` and `Budgeted` change when that is.
-
-    Scoring that takes much of the training time is warned of once; the first scoring does not count.
-    """
+    """Scores all layers when a scoring is due; warns once if that takes much of the time after the first scoring."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # the end of the first scoring
@@ -88,10 +79,10 @@ class Inline:
         return Inline.rows_at(self, scoring, is_due=True)
 
     def commit(self) -> None:
-        """Let the last answer count."""
+        """Make the last answer count."""
 
     def cancel(self) -> None:
-        """Give the last answer up."""
+        """Give up the last answer."""
 
     def wait(self) -> None:
         """Wait for a scoring that is under way."""

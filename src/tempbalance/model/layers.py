@@ -105,7 +105,7 @@ class _Norm:
     name: str
     parameters: list[Parameter]
     widths: set[int]
-    follows: str | None = ""  # the layer that the module names; None for the base rate, empty where it names none
+    follows: str | None  # the layer that the module names; None for the base rate, empty where it names none
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
@@ -154,7 +154,7 @@ def is_embedding_name(key: str) -> bool:
 
 
 def owners(layers: Iterable[Layer]) -> dict[Parameter, str]:
-    """Map each parameter to the layer at whose rate it trains; those that always train at the base rate are missing."""
+    """Map each parameter to the layer at whose rate it trains; others always train at the base rate."""
     found: dict[Parameter, str] = {}
     for layer in layers:
         if not layer.skipped or layer.is_own_embedding:
@@ -276,7 +276,8 @@ def _layer(
         return make(cut_stack, widths=(module.out_features,))
     if isinstance(module, nn.MultiheadAttention) and key == "in_proj_weight":
         return make(partial(cut_fused, sizes=3, names=["q", "k", "v"]))
-    if _is_embedding(module) and key == "weight":
+    is_lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
+    if is_lookup and key == "weight":
         return make(cut_matrix, skipped=_EMBEDDED)
     if is_bias(key) or len(shape) < 2:
         return None
@@ -310,10 +311,6 @@ def _adapted(name: str, module: nn.Module) -> Layer | None:
         layer.parameters = [*made_of, *(each for each in others if each.dim() > 1)]
         layer.followers = [each for each in others if each.dim() <= 1]
     return layer
-
-
-def _is_embedding(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
 
 
 def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:

@@ -27,7 +27,7 @@ _SAME = 1e-6  # factors that differ by less are one factor, in float32 too
 
 
 class BaseValues:
-    """The base values of an optimizer's param groups, by target; the learning rate is always among them."""
+    """Base values of an optimizer's param groups, by target; the learning rate is always among them."""
 
     def __init__(self, optimizer: Optimizer, targets: Sequence[str]) -> None:
         self.optimizer = optimizer
@@ -105,7 +105,7 @@ class BaseValues:
         return [rate if type(rate) is float else copy_value(rate) for rate in self._written["lr"]]
 
     def _by_group(self, target: str, scales: Scales) -> list[float]:
-        """The scale of each group, worked out once for each scoring."""
+        """Return the scale of each group, computed once for each scoring."""
         by_layer = scales.get(target, _NONE)
         known = self._scales.get(target)
         if known is None or known[0] is not by_layer or len(known[1]) != len(self.optimizer.param_groups):
@@ -130,7 +130,7 @@ class BaseValues:
             shared.add(id(group[target]))
 
     def _changed(self, target: str) -> list[int]:
-        """The groups that something else has written to, recognised by identity and the version of Tensors."""
+        """Return the groups that something else has written to, recognised by identity and the version of Tensors."""
         groups = self.optimizer.param_groups
         if len(groups) != len(self._groups) or not all(map(operator.is_, groups, self._groups)):
             return self._replaced(target)
@@ -162,7 +162,7 @@ class BaseValues:
 
 
 def _versions(values: Sequence[Rate]) -> list[int]:
-    """How often each Tensor was changed in place; numbers are passed over."""
+    """Return how often each Tensor was changed in place; numbers are passed over."""
     return [each._version for each in values if type(each) is not float]  # type: ignore[union-attr]
 
 

@@ -399,7 +399,8 @@ def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -
     """Name the options that the shapes and names of a model's layers suggest, at most one line about each."""
     alphas = {row.name: row.alpha for row in rows if row.alpha is not None}
     jobs = {layer: jobs_of(layer, scoring) for layer in layers if layer.name in alphas}
-    lines = []
+    unused = [each for each in scoring.exclude if not any(fnmatchcase(layer.name, each) for layer in layers)]
+    lines = [f"exclude pattern {pattern!r} matches no layer" for pattern in unused]
     share = _explained_by_shape(list(alphas.values()), jobs, scoring)
     if share >= _MIN_EXPLAINED:
         lines.append(
