@@ -242,7 +242,7 @@ def own_functions() -> list[str]:
 
 def test_a_worker_reaches_lapack_in_two_calls(own_frames):
     spectra(cut_matrix(gauss(140, 150).float()))
-    assert own_frames == [["solve", "eigenvalues"]]
+    assert own_frames == [["solve", "solve_on_cpu"]]
 
 
 def test_scoring_reaches_the_pool_in_three_calls(monkeypatch):
@@ -262,8 +262,10 @@ def blas_threads() -> set[int]:
 
 
 def test_blas_has_one_thread_while_lapack_works_and_its_own_number_afterwards(monkeypatch):
-    found, solve = [], workers.eigenvalues
-    monkeypatch.setattr(workers, "eigenvalues", lambda *arguments: found.append(blas_threads()) or solve(*arguments))
+    found, solve = [], eigenvalues.solve_on_cpu
+    monkeypatch.setattr(
+        eigenvalues, "solve_on_cpu", lambda *arguments: found.append(blas_threads()) or solve(*arguments)
+    )
     with load_lapack().pools.limit(limits=2):
         for double in (False, True):
             spectra(cut_matrix(gauss(140, 150).float()), double=double)

@@ -53,7 +53,7 @@ class Execution:
         if self.budget is not None:
             check_fraction("budget", self.budget)
             if self.background:
-                raise ValueError(f"with background=True training does not wait: give no budget, got {self.budget!r}")
+                raise ValueError(f"with background=True training does not wait: got budget={self.budget!r} too")
 
 
 class Inline:
@@ -85,10 +85,10 @@ class Inline:
         """Give up the last answer."""
 
     def wait(self) -> None:
-        """Wait for a scoring that is under way."""
+        """Wait for a scoring in the background."""
 
     def close(self) -> None:
-        """Give up a scoring that is under way."""
+        """Give up a scoring in the background."""
 
     def state(self) -> dict[str, Any] | None:
         """Return plain values from which `load` continues."""

@@ -23,17 +23,7 @@ from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
 from tempbalance.optim.param_groups import check_belonging, check_same_parameters
 from tempbalance.optim.rates import BaseValues, Rate, check_target, put_back, was_changed
-from tempbalance.optim.state import (
-    VERSION,
-    Options,
-    Scored,
-    check_state,
-    driven_by,
-    labels_of,
-    mark_of,
-    plain,
-    schedule_types,
-)
+from tempbalance.optim.state import Options, Scored, check_state, labels_of, make_state, mark_of
 from tempbalance.ranking.assign import Assignment, ScaleRange
 from tempbalance.ranking.compare import Blending, Comparison, Scales, check_group_by, scales_of, unit_of
 from tempbalance.ranking.scoring import hints
@@ -175,8 +165,7 @@ class TempBalance(LRScheduler):
     def last_epoch(self, value: int) -> None:
         if value < self._calls:  # SequentialLR sets the schedulers that it is given back by one
             raise RuntimeError(
-                "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`, "
-                "TempBalance(optimizer, model, schedule), and step only TempBalance"
+                "TempBalance must be outermost: give the chain or sequence of schedulers to it as `schedule`"
             )
         self._calls = value
 
@@ -277,22 +266,9 @@ class TempBalance(LRScheduler):
         """
         self._bases.refresh()
         scored = Scored(tuple(self._rows), self.last_scores, self._blending, self._source.state())
-        state: dict[str, Any] = plain(
-            {
-                "version": VERSION,
-                "last_epoch": self.last_epoch,
-                "step_count": self._step_count,
-                "options": self.options.to_state(),
-                "groups": labels_of(self.optimizer),
-                "bases": self._bases.values,
-                "base_lrs": self.base_lrs,
-                "driven": driven_by(self.schedule, self.optimizer),
-                "scored": scored.to_text(),
-                "schedule_types": schedule_types(self.schedule),
-                "schedule": self.schedule.state_dict() if self.schedule is not None else None,
-            }
-        )
-        return state
+        values = {"last_epoch": self.last_epoch, "step_count": self._step_count, "options": self.options.to_state()}
+        values |= {"bases": self._bases.values, "base_lrs": self.base_lrs, "scored": scored.to_text()}
+        return make_state(values, self.optimizer, self.schedule)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state, and write its learning rates.
@@ -392,17 +368,11 @@ class TempBalance(LRScheduler):
         self._num_set = 0 if is_decay else self._num_set + 1  # calls in a row before which rates were set
         names = [self._labels[index] for index in changed if index < len(self._labels)]
         if self.schedule is not None and changed:
-            self._warn_once(
-                "rates",
-                f"something else set the learning rates of groups {names} between two steps: the base rates follow it, "
-                "and the schedule continues from them or overwrites them. Let one `schedule` set them all",
-            )
+            found = f"something else set the learning rates of groups {names}, which the schedule may overwrite"
+            self._warn_once("rates", f"{found}: let one `schedule` set them all")
         elif self._num_set > 1:
-            self._warn_once(
-                "rates",
-                f"the learning rates of groups {names} are set before each step, which trains without scales until "
-                "step() writes them: give the rates to TempBalance as `schedule`, such as a LambdaLR",
-            )
+            found = f"the learning rates of groups {names} are set before each step, which trains without scales"
+            self._warn_once("rates", f"{found}: give the rates to TempBalance as `schedule`, such as a LambdaLR")
 
     def _write_rates(self) -> None:
         self._scales = self._blending.at(self._calls, steps=self.options.comparison.blend)
@@ -423,9 +393,9 @@ class TempBalance(LRScheduler):
         self._check_in_charge()
         if self._is_doubtful:
             raise RuntimeError(
-                "the learning rates were scaled by an earlier TempBalance and then changed, as by a schedule built on "
-                "them, so the base rates are not known: load this scheduler's state_dict; or restore() the earlier one "
-                "first; or, if you have set the base rates yourself, build TempBalance once more"
+                "the learning rates were scaled by an earlier TempBalance and then changed, so the base rates are not "
+                "known: load this scheduler's state, or restore() the earlier one before you change rates. If you have "
+                "set the base rates yourself, build TempBalance once more"
             )
 
     def _check_in_charge(self) -> None:
@@ -453,12 +423,9 @@ class TempBalance(LRScheduler):
             warn("scheduler.step() was called before optimizer.step(): call it after")
         if "accelerate.scheduler" in sys.modules and find_ranks(self.options.execution.share).size > 1:
             if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True):
-                self._warn_once(
-                    "steps",
-                    "step() was called twice after one optimizer.step(), as accelerate does on several processes: "
-                    "prepare TempBalance with tempbalance.integrations.accelerate.prepare_scheduler, so that its "
-                    "interval counts optimizer steps",
-                )
+                found = "step() was called twice after one optimizer.step(), as accelerate does on several processes"
+                advice = "prepare TempBalance with tempbalance.integrations.accelerate.prepare_scheduler"
+                self._warn_once("steps", f"{found}: {advice}")
             self.optimizer._opt_called = False  # type: ignore[attr-defined]  # torch sets it with optimizer.step()
 
 

@@ -152,6 +152,21 @@ class Scored:
         return json.dumps(plain(asdict(self)))
 
 
+def make_state(values: Mapping[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> dict[str, Any]:
+    """Return the state of a scheduler with these values, as plain copies."""
+    state: dict[str, Any] = plain(
+        {
+            **values,
+            "version": VERSION,
+            "groups": labels_of(optimizer),
+            "driven": driven_by(schedule, optimizer),
+            "schedule_types": schedule_types(schedule),
+            "schedule": schedule.state_dict() if schedule is not None else None,
+        }
+    )
+    return state
+
+
 def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> Scored:
     """Refuse a state that does not belong to these groups and this kind of schedule, and return its results."""
     if not is_state(state):

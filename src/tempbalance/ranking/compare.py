@@ -198,15 +198,12 @@ class Blending:
         taken = call - self.since + 1
         if taken >= steps:
             return self.aim
-        share = taken / steps
-        return {
-            target: {
-                layer: (1 - share) * before.get(layer, 1.0) + share * scales.get(layer, 1.0)
-                for layer in {**scales, **before}  # a layer that is skipped by now goes back to 1
-            }
-            for target, scales in self.aim.items()
-            for before in [self.start.get(target, {})]
-        }
+        share, blended = taken / steps, {}
+        for target, new in self.aim.items():
+            old = self.start.get(target, {})
+            either = {**new, **old}  # a layer that is skipped by now goes back to 1
+            blended[target] = {name: (1 - share) * old.get(name, 1.0) + share * new.get(name, 1.0) for name in either}
+        return blended
 
 
 def scales_of(rows: Sequence[LayerRow], targets: Iterable[str]) -> dict[str, dict[str, float]]:

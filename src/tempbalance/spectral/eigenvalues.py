@@ -204,7 +204,7 @@ def _half_product(slices: Tensor, unit: float, lapack: Lapack) -> Tensor:
     return gram
 
 
-def eigenvalues(gram: Tensor, lapack: Lapack | None) -> Tensor:
+def solve_on_cpu(gram: Tensor, lapack: Lapack | None) -> Tensor:
     """Return the eigenvalues of Gram matrices on the CPU by the fastest solver; overwrites them.
 
     Only the half up to the diagonal counts.

@@ -23,19 +23,8 @@ import torch
 from torch import Tensor
 
 from tempbalance.errors import WeightError
-from tempbalance.spectral.eigenvalues import (
-    Lapack,
-    Solved,
-    Spectrum,
-    check_weight,
-    eigenvalues,
-    gram_matrices,
-    gram_matrices_on_device,
-    load_lapack,
-    num_solve_bytes,
-    pool_eigenvalues,
-    solve_on_device,
-)
+from tempbalance.spectral import eigenvalues
+from tempbalance.spectral.eigenvalues import Solved, Spectrum, check_weight, load_lapack
 from tempbalance.spectral.matrices import Part, cut_by_shape
 
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is one job
@@ -109,7 +98,7 @@ def spectra(
                 else:
                     in_double = double or beside or lapack is None
                     run = partial(of_part.solve, chunk, in_double, lapack)
-                    yield Call(run, num_solve_bytes(chunk, double=in_double))
+                    yield Call(run, eigenvalues.num_solve_bytes(chunk, double=in_double))
                     del run
                 del chunk
             del part, chunks, slices
@@ -141,11 +130,11 @@ class Gathered:
         self.solved: list[Solved | WeightError] = []
         self.lock = threading.Lock()
 
-    def solve(self, slices: Tensor, double: bool, lapack: Lapack | None) -> None:
+    def solve(self, slices: Tensor, double: bool, lapack: eigenvalues.Lapack | None) -> None:
         """Solve one job of the part on the CPU."""
         try:
-            gram, exponent = gram_matrices(slices, double=double, lapack=lapack)
-            self.add(Solved(eigenvalues(gram, lapack), exponent, gram.dtype))
+            gram, exponent = eigenvalues.gram_matrices(slices, double=double, lapack=lapack)
+            self.add(Solved(eigenvalues.solve_on_cpu(gram, lapack), exponent, gram.dtype))
         except WeightError as err:
             self.add(err)
 
@@ -159,7 +148,7 @@ class Gathered:
 
     def finish(self) -> None:
         """Pool the eigenvalues and pass them to ``then``."""
-        self.spectrum = pool_eigenvalues(self.part, self.solved)
+        self.spectrum = eigenvalues.pool_eigenvalues(self.part, self.solved)
         if self.then is not None and isinstance(self.spectrum, Spectrum):
             self.then(self.spectrum)
 
@@ -177,7 +166,7 @@ class _Batches:
         self.waiting: defaultdict[tuple[torch.device, int], list[tuple[Gathered, Tensor, Tensor]]] = defaultdict(list)
 
     def add(self, of_part: Gathered, slices: Tensor) -> None:
-        gram, largest = gram_matrices_on_device(slices)
+        gram, largest = eigenvalues.gram_matrices_on_device(slices)
         key = (gram.device, gram.shape[-1])
         if sum(each.nbytes for _, each, _ in self.waiting[key]) + gram.nbytes > self.max_bytes:
             self.solve(self.waiting.pop(key))
@@ -188,7 +177,7 @@ class _Batches:
             self.solve(self.waiting.popitem()[1])
 
     def solve(self, batch: list[tuple[Gathered, Tensor, Tensor]]) -> None:
-        found = solve_on_device([gram for _, gram, _ in batch], [largest for *_, largest in batch])
+        found = eigenvalues.solve_on_device([gram for _, gram, _ in batch], [largest for *_, largest in batch])
         for (of_part, *_), solved in zip(batch, found, strict=True):
             of_part.add(solved)
 
