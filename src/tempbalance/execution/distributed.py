@@ -31,19 +31,6 @@ _KNOWN: tuple[type[Exception], ...] = (
 )  # fmt: skip
 
 
-class Team:
-    """A process group as an option that can be copied; a copy stays in the same group."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    def __deepcopy__(self, _: dict[int, Any]) -> Team:
-        return self
-
-    def __reduce__(self) -> str:
-        raise TypeError("a TempBalance with a process group as share cannot be pickled: save its state_dict()")
-
-
 @dataclass(frozen=True)
 class Ranks:
     """This process among those that share the work; without a group they are those of torch's default one."""
@@ -75,22 +62,19 @@ def find_ranks(share: Any) -> Ranks:
     distributed = torch.distributed
     if share is False or not distributed.is_available() or not distributed.is_initialized():
         return Ranks()
-    group = share.group if isinstance(share, Team) else None
+    group = None if share is True else share
     return Ranks(distributed.get_rank(group), distributed.get_world_size(group), group)
 
 
-def check_share(share: Any) -> bool | Team:
-    """Return the option ``share``, or raise if it is neither a bool nor a process group that this process is in."""
-    if isinstance(share, bool | Team):
-        return share
+def check_share(share: Any) -> None:
+    """Refuse an option ``share`` that is neither a bool nor a process group that this process is in."""
     distributed = torch.distributed
-    if distributed.is_available():
-        is_group = isinstance(share, distributed.ProcessGroup)
-        if share is distributed.GroupMember.NON_GROUP_MEMBER or (is_group and distributed.get_rank(share) < 0):
-            raise ValueError("share must be a process group that this process is in")
-        if is_group:
-            return Team(share)
-    raise TypeError(f"share must be True, False or a process group, got {share!r}")
+    is_group = distributed.is_available() and isinstance(share, distributed.ProcessGroup)
+    is_other = distributed.is_available() and share is distributed.GroupMember.NON_GROUP_MEMBER
+    if is_other or (is_group and distributed.get_rank(share) < 0):
+        raise ValueError("share must be a process group that this process is in")
+    if not is_group and not isinstance(share, bool):
+        raise TypeError(f"share must be True, False or a process group, got {share!r}")
 
 
 def share_out(costs: Sequence[int], num_ranks: int) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed import ProcessGroup
 
 from tempbalance.errors import check_count, check_flag, check_fraction, warn
-from tempbalance.execution.distributed import SharedScoring, Team, check_share
+from tempbalance.execution.distributed import SharedScoring, check_share
 from tempbalance.ranking.table import LayerRow
 
 _MUCH = 0.2  # share of the time above which scoring is worth a warning
@@ -36,14 +36,14 @@ class Execution:
         device: Where weights are solved: None for the device they are on, ``cpu`` to copy them to the CPU first.
     """
 
-    share: bool | ProcessGroup | Team = True
+    share: bool | ProcessGroup = True
     background: bool = False
     lag: int = 1
     budget: float | None = None
     device: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "share", check_share(self.share))
+        check_share(self.share)
         check_flag("background", self.background)
         check_count("lag", self.lag, least=1)
         if self.lag != 1 and not self.background:
@@ -54,6 +54,14 @@ class Execution:
             check_fraction("budget", self.budget)
             if self.background:
                 raise ValueError(f"with background=True training does not wait: got budget={self.budget!r} too")
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Execution:
+        return self  # which cannot change, and whose process group cannot be copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self.share, bool):
+            raise TypeError("a TempBalance with a process group as share cannot be pickled: save its state_dict()")
+        return self.__dict__
 
 
 class Inline:

@@ -31,8 +31,7 @@ _WRAPPERS = (
 def unwrap(module: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
     """Return the bare module inside any number of wrappers, or the first wrapper whose name is in ``keep``."""
     for path, name, attribute in _WRAPPERS:
-        wrapper = getattr(sys.modules.get(path), name, None)
-        if wrapper is not None and isinstance(module, wrapper) and name not in keep:
+        if name not in keep and _is_instance(module, path, name):
             return unwrap(getattr(module, attribute), keep=keep)
     return module
 

@@ -394,8 +394,8 @@ class TempBalance(LRScheduler):
         if self._is_doubtful:
             raise RuntimeError(
                 "the learning rates were scaled by an earlier TempBalance and then changed, so the base rates are not "
-                "known: load this scheduler's state, or restore() the earlier one before you change rates. If you have "
-                "set the base rates yourself, build TempBalance once more"
+                "known: load this scheduler's state_dict, or restore() the earlier one before you change rates. If you "
+                "have set the base rates yourself, build TempBalance once more"
             )
 
     def _check_in_charge(self) -> None:

@@ -180,9 +180,7 @@ def _with_mean_1(scales: Mapping[str, float], sizes: Mapping[str, int]) -> dict[
 
 
 def _mean(values: Sequence[float]) -> float:
-    if len(values) == 1:
-        return values[0]  # to the bit
-    return math.fsum(value / len(values) for value in values)
+    return math.fsum(value / len(values) for value in values)  # divided first: a sum may overflow
 
 
 @dataclass(frozen=True)
