@@ -307,6 +307,13 @@ def test_a_log_that_does_not_reach_the_checkpoint_is_named(copy, keep, lacking):
         train(SMALL, copy, device="cpu")
 
 
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b""), Path.unlink], ids=["emptied", "removed"])
+def test_training_notices_that_a_complete_run_has_lost_its_layers(copy, change):
+    change(copy / "layers.jsonl")
+    with raises(RunFolderError, "layers.jsonl", "complete"):
+        train(SMALL, copy, device="cpu")
+
+
 def test_a_log_of_layers_that_lacks_epochs_is_named(copy):
     (copy / "result.json").unlink()
     (copy / "layers.jsonl").unlink()
