@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test test-kills campaign test-vision check coverage docs results format clean demo
+.PHONY: test test-kills campaign test-vision check coverage docs results pictures gallery gpu-check dist format clean demo
 .PRECIOUS: $(VENV)/.installed-%
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST  := $(BIN)/python -m pytest -n auto
@@ -72,6 +72,14 @@ docs: $(VENV)/.installed-docs
 # the page and the chart of docs/does-it-help.md, from docs/results/*.json
 results: $(VENV)/.installed-lab
 	$(BIN)/python -m benchmarks.results
+
+# the pictures of README and site, drawn again; needs Chromium
+pictures: $(VENV)/.installed-dev
+	$(BIN)/python docs/pictures.py
+
+# ten minutes on one GPU; writes gpu-report.md; without a GPU: make gpu-check GPU_CHECK='--device cpu'
+gpu-check: $(VENV)/.installed-lab
+	$(BIN)/python benchmarks/gpu_check.py $(GPU_CHECK)
 
 demo: $(VENV)/.installed-lab
 	$(BIN)/tempbalance compare --out runs/demo

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import tempbalance
 
@@ -15,7 +18,7 @@ author = project_copyright = "the tempbalance maintainers"
 version = release = tempbalance.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["results"]
+exclude_patterns = ["results", "claims.md"]  # claims.md is part of paper.md
 default_role = "code"  # docstrings write names in single backticks
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
@@ -39,3 +42,17 @@ subprocess.run(
     check=True,
     stdout=subprocess.DEVNULL,
 )
+
+
+def write_claims(path: Path) -> None:
+    """Write the claims of the paper, with the study that tests each, as a table."""
+    with TemporaryDirectory() as empty:
+        command = [sys.executable, "-m", "tempbalance.cli", "study", "claims", "--format", "csv", "--out", empty]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    head, *rows = csv.reader(io.StringIO(text))
+    study, claim, test = len(head) - 1 - head[::-1].index("study"), head.index("claim of the paper"), head.index("test")
+    lines = [f"| `{row[study]}` | {row[claim]} | {row[test]} |" for row in rows]
+    path.write_text("\n".join(["| study | claim | test |", "| --- | --- | --- |", *lines]) + "\n")
+
+
+write_claims(HERE / "claims.md")

@@ -20,7 +20,8 @@ from tempbalance.cli import app
 from tests.cases import GOLDEN, mlp, train_step
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/cli.md"})  # cli.md is generated
+GENERATED = {ROOT / "docs/cli.md", ROOT / "docs/claims.md"}
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - GENERATED)
 
 
 def page_name(path: Path) -> str:
@@ -42,20 +43,82 @@ def test_every_table_has_rows():
             )
 
 
-def test_the_lines_of_use_in_the_readme_run(capsys):
+def test_the_readme_is_short_and_its_new_lines_train_balanced():
     readme = (ROOT / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 10
-    model = mlp()
-    before = [parameter.clone() for parameter in model.parameters()]
+    assert len(readme.split()) <= 700
+    (change,) = re.findall(r"```diff\n(.*?)```", readme, re.S)
+    old, new = ("\n".join(line[1:] for line in change.splitlines() if line[0] != sign) for sign in "+-")
+    rates = {}
+    for name, code in (("old", old), ("new", new)):
+        model = mlp()
 
-    def train_one_epoch(model, optimizer):
-        train_step(model, optimizer, torch.ones(4, 64))
+        def train_one_epoch(model, optimizer):
+            train_step(model, optimizer, torch.ones(4, 64))
 
-    exec(code, {"model": model, "train_one_epoch": train_one_epoch})
-    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-    printed = capsys.readouterr().out
-    assert "1.500" in printed
+        names = {"torch": torch, "model": model, "train_one_epoch": train_one_epoch}
+        exec(code.replace("200", "2"), names)
+        rates[name] = {group["lr"] for group in names["optimizer"].param_groups}
+    assert (len(rates["old"]), len(rates["new"])) == (1, 1)  # the schedule ends at 0
+    assert names["schedule"].table()["3"].scale in (0.5, 1.5)
+    assert change.count("\n+") + change.startswith("+") == 3
+
+
+TUTORIALS = sorted((ROOT / "docs").glob("tutorial-*.md"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:TempBalance")
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    blocks = re.findall(r"```(python|sh)\n(.*?)```", page.read_text(), re.S)
+    assert len(blocks) >= 3
+    for language, code in blocks:
+        if language == "python":
+            exec(code, names)
+            continue
+        for line in code.splitlines():
+            assert line.startswith("tempbalance "), line
+            command = line.replace("tempbalance", f"{shlex.quote(sys.executable)} -m tempbalance.cli", 1)
+            result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=400)
+            assert result.returncode == 0, f"{line}\n{result.stderr}"
+
+
+def test_the_gpu_check_says_so_without_a_gpu_and_its_page_lists_every_check(monkeypatch, capsys):
+    from benchmarks import gpu_check
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+        assert gpu_check.main() != 0
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/gpu.md").read_text(), re.MULTILINE)
+    assert listed == [each.__name__ for each in gpu_check.CHECKS]
+
+
+def test_the_gpu_check_can_be_rehearsed_on_a_cpu(monkeypatch, tmp_path):
+    from benchmarks import gpu_check
+
+    report = tmp_path / "report.md"
+    checks = "training,no_waiting,resuming,optimizers,background"
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--device", "cpu", "--only", checks, "--out", str(report)])
+    assert gpu_check.main() == 0
+    outcomes = re.findall(r"^\| (\w+): .*? \| ([\w ]+) \|", report.read_text(), re.MULTILINE)
+    assert dict(outcomes) == {name: "not run" if name == "no_waiting" else "pass" for name in checks.split(",")}
+
+
+def test_a_failed_gpu_check_is_reported_with_its_cause(monkeypatch, tmp_path):
+    from benchmarks import gpu_check
+
+    def broken(device: str) -> str:
+        """Fails."""
+        return gpu_check.check(False, "0.3 on the device, 0.4 on the CPU")
+
+    report = tmp_path / "report.md"
+    monkeypatch.setattr(gpu_check, "CHECKS", [broken])
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--device", "cpu", "--out", str(report)])
+    assert gpu_check.main() == 1
+    assert "| broken: Fails. | FAIL | AssertionError: 0.3 on the device, 0.4 on the CPU |" in report.read_text()
 
 
 HOW_TO = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto.md").read_text(), re.S)

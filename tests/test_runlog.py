@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError, read_signed, write_signed, write_whole
+from tempbalance.runlog import (
+    BusyRunError,
+    RunFolder,
+    RunFolderError,
+    is_locked,
+    read_signed,
+    write_signed,
+    write_whole,
+)
 from tests.cases import assert_carries, raises
 
 
@@ -275,6 +283,38 @@ def test_a_pipe_under_the_name_of_a_file_is_refused_and_not_waited_for(tmp_path,
     os.mkfifo(tmp_path / name)
     with raises(RunFolderError, name, "regular"):
         getattr(RunFolder(tmp_path), name.partition(".")[0])
+
+
+def test_a_pipe_as_lock_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "run.lock")
+    assert not is_locked(tmp_path / "run.lock")
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b""), Path.unlink], ids=["emptied", "removed"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "layers.jsonl"])
+def test_a_log_that_was_emptied_or_removed_after_the_run_was_complete_is_noticed(tmp_path, name, change):
+    run = RunFolder(tmp_path)
+    run.append([{"epoch": 1}], [{"epoch": 1, "layer": "fc"}])
+    run.write_result({"test_accuracy": 1.0})
+    run.check_logs()
+    change(tmp_path / name)
+    with raises(RunFolderError, name, "complete"):
+        run.check_logs()
+
+
+def test_files_that_a_killed_process_left_half_written_are_removed(tmp_path):
+    names = ["recipe.json", "result.json", "metrics.jsonl", "last.ckpt", "best.ckpt", "epoch-3.ckpt"]
+    left = [tmp_path / f".{name}.{'0a' * 8}.new" for name in names]
+    other = tmp_path / f".page.html.{'0a' * 8}.new"
+    for path in (*left, other):
+        path.write_bytes(b"half")
+    with RunFolder(tmp_path).locked():
+        assert not any(path.exists() for path in left)
+    write_whole(tmp_path / "page.html", b"whole")
+    assert other.exists()  # somebody may still write it
+    os.utime(other, (0, 0))
+    write_whole(tmp_path / "page.html", b"whole")
+    assert not other.exists()
 
 
 def test_a_pipe_as_checkpoint_counts_as_damage(tmp_path):

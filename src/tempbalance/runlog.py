@@ -15,13 +15,15 @@ SHA-256 of everything before it.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ Line = dict[str, Any]
 LOGS = ("metrics.jsonl", "layers.jsonl", "steps.jsonl")
 _SIGNATURE, _MARK = "signature", b"sha256 "
 _COMMENT_SIZE = len(_MARK) + 64
+_STALE = 3600.0  # seconds after which nobody writes a temporary file any more
 
 
 class RunFolderError(Exception):
@@ -103,6 +106,13 @@ class RunFolder:
         if isinstance(signature, dict) and signature.get(name, _digest(content)) != _digest(content):
             raise RunFolderError(f"{path}: was changed after the run was complete")
         return _lines(content, path)
+
+    def check_logs(self) -> None:
+        """Refuse a complete run one of whose logs was changed, emptied or removed; reads all of them."""
+        signature = (_read_json(self.path / "result.json") or {}).get(_SIGNATURE, {})
+        for name, (_, digest) in self.marks().items():
+            if signature.get(name, digest) != digest:
+                raise RunFolderError(f"{self.path / name}: was changed or removed after the run was complete")
 
     def write_recipe(self, recipe: Line) -> None:
         """Start the run."""
@@ -186,7 +196,7 @@ class RunFolder:
         if (lock := take_lock(self.path / "run.lock", patience=0.5)) is None:
             raise BusyRunError(f"another process trains in {self.path}")
         try:
-            for name in ("last.ckpt", "best.ckpt", "epoch-*.ckpt", *LOGS):
+            for name in ("*.ckpt", "recipe.json", "result.json", *LOGS):
                 for path in self.path.glob(f".{name}.*.new"):
                     path.unlink()
             yield
@@ -213,6 +223,8 @@ def take_lock(path: Path, *, patience: float = 0) -> BaseFileLock | None:
 
 def is_locked(path: Path) -> bool:
     """Whether a process holds a file lock; needs no write permission."""
+    if not path.is_file():  # a pipe would be waited for
+        return False
     try:
         import fcntl
     except ImportError:  # Windows
@@ -234,12 +246,18 @@ def is_locked(path: Path) -> bool:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces a path once it is flushed to disk; after an error the old file stays.
 
+    Files that killed processes left half written are removed when they are an hour old.
+
     Raises:
         OSError: If the path is not a regular file.
     """
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is not a regular file: it is not replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
+    for each in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.new"):
+        with suppress(FileNotFoundError):  # another process has moved or removed it
+            if time.time() - each.lstat().st_mtime > _STALE:
+                each.unlink()
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)  # which follows no link
     try:

@@ -10,6 +10,7 @@ from tempbalance import Comparison
 from tempbalance.bench.estimate import Calibration, calibrate, estimate, estimate_text, read_layers, sides_of
 from tempbalance.model.layers import find_layers
 from tempbalance.ranking.scoring import Scoring
+from tempbalance.spectral.workers import split_jobs
 from tests.cases import raises
 
 # a matrix takes n^3 nanoseconds in float32, whatever its length; nothing else takes time
@@ -73,6 +74,19 @@ def test_calibration_measures_sides_up_to_a_bound_and_interpolates_between():
     assert {side for side, _ in found.costs} == {64, 96}
     times = [found.seconds((1, side, 128), double=True) for side in (64, 80, 96)]
     assert min(times[0], times[2]) * 0.9 < times[1] < max(times[0], times[2]) * 1.1
+
+
+def test_the_time_to_start_a_solve_is_not_counted_for_each_matrix(monkeypatch):
+    now = 0.0
+
+    def solve_for_a_millisecond_each(parts, **_):
+        nonlocal now
+        now += 0.002 + 0.001 * len(parts)
+
+    monkeypatch.setattr("tempbalance.bench.estimate.spectra", solve_for_a_millisecond_each)
+    found = calibrate([64], num_at_a_time=2, clock=lambda: now)
+    num_slices = len(split_jobs(torch.empty(2**14, 64, 64, device="meta"))[0])
+    assert found.seconds((1, 64, 64), double=False) == pytest.approx(0.002 / num_slices, rel=0.1)
 
 
 def test_a_configuration_of_transformers_and_a_checkpoint_give_the_same_layers(tmp_path):

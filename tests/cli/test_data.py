@@ -21,7 +21,7 @@ def test_all_datasets_are_listed_with_size_licence_and_whether_they_are_there(tm
     for name, data in remote_data().items():
         line = next(line for line in found.splitlines() if f" {name} " in line)
         assert_carries(line, " no ", data.licence.split()[0])
-    assert_carries(found, tmp_path, "about 170 MB", "about 1.6 GB")
+    assert_carries(found, tmp_path, " 170 MB", " 1.6 GB")
 
 
 def test_the_path_of_a_dataset_that_is_there_is_printed_and_nothing_is_downloaded(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 import io
+import os
 import socket
 import stat
 import struct
@@ -304,10 +305,21 @@ def test_a_truncated_archive_is_named(tmp_path, write):
         read_archive(archive, "*")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_device_in_the_place_of_a_file_is_refused_and_no_checksum_computed(tmp_path, kind):
+    (path,) = download.data_paths("cifar10", cache=tmp_path)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with raises(download.DownloadError, path, "regular"):
+        download.fetch_data("cifar10", cache=tmp_path)
+
+
 def test_datasets_have_sizes_licences_and_places(tmp_path):
     for name, data in download.remote_data().items():
         assert data.num_bytes > 1_000_000, name
-        assert data.licence
+        assert "(https://" in data.licence or "(http://" in data.licence, name  # where it is stated
         assert all(len(file.md5) == 32 and file.urls[0].endswith(Path(file.name).name) for file in data.files)
     (path,) = download.data_paths("cifar10", cache=tmp_path)
     assert path == tmp_path / "cifar-10-binary.tar.gz"

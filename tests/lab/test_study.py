@@ -184,6 +184,7 @@ def test_what_the_issue_asks_is_varied():
     gradients, rank_one = recipes("gradients"), recipes("rank_one")
     assert {(each.log_steps, each.num_epochs, each.epochs) for each in gradients} == {(30, 10, 200)}
     assert {(each.log_steps, each.log_eigenvalues, each.num_epochs) for each in rank_one} == {(30, True, 10)}
+    assert {each.log_layers for each in rank_one} == {"layer4.0.conv2"}  # all layers would take 240 MB a run
     assert len(gradients) == len(rank_one) == 5
 
 

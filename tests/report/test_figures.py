@@ -5,10 +5,14 @@ import pytest
 pytest.importorskip("altair", reason="charts need the extra report")
 pytest.importorskip("vl_convert", reason="figures need the extra report")
 
-from tempbalance.report import diagnosis_charts, runs_charts, save_figures
+import altair
+from altair.utils import schemapi
+
+from tempbalance.report import diagnosis_charts, diagnosis_page, runs_charts, save_figures
 from tests.cases import raises
 from tests.report.cases import HOSTILE, diagnosis_row, diagnosis_rows, write_run
 
+todict = schemapi._todict
 BEGINS = {"svg": b"<svg ", "pdf": b"%PDF-", "png": b"\x89PNG\r\n\x1a\n"}
 
 
@@ -30,6 +34,35 @@ def test_each_chart_is_written_in_each_format(tmp_path):
     assert [path.name for path in files] == [f"{name}.{form}" for name in charts for form in BEGINS]
     for path in files:
         assert path.read_bytes().startswith(BEGINS[path.suffix[1:]]), path.name
+
+
+def test_charts_are_valid_and_are_shown_and_saved_as_altairs_are(tmp_path):
+    charts = {
+        **diagnosis_charts(diagnosis_rows(), model="m", tail="median"),
+        **runs_charts([write_run(tmp_path / "r")]),
+    }
+    for name, chart in charts.items():
+        altair.Chart.from_dict(chart.to_dict(), validate=True)
+        assert chart._repr_mimebundle_()["text/html"]
+        chart.save(tmp_path / f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").read_bytes().startswith(BEGINS["svg"]), name
+
+
+def test_altair_does_not_copy_or_check_data_and_names(monkeypatch):
+    """It took most of the time of a page with thousands of layers."""
+    checked = []
+
+    def counted(obj, *more, **options):
+        checked.append(obj)
+        return todict(obj, *more, **options)
+
+    monkeypatch.setattr(schemapi, "_todict", counted)
+    counts = []
+    for size in (5, 50):
+        checked.clear()
+        diagnosis_page([diagnosis_row(f"l{i}") for i in range(size)], model="m", tail="median", summary={})
+        counts.append(len(checked))
+    assert counts[0] == counts[1] > 0
 
 
 def test_an_svg_has_its_title_and_its_text_for_screen_readers(tmp_path):

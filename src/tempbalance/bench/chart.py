@@ -26,7 +26,6 @@ from tempbalance.report.chart import (
     grid,
     label_axis,
     log_axis,
-    names_param,
     numbered,
     of_panel,
     panel_title,
@@ -94,8 +93,9 @@ def speed_chart(speeds: Sequence[Speed], *, title: str, subtitle: str) -> alt.To
         layers = alt.layer(*_layers(base, x, axis, signs, with_title=place == 0))
         charts.append(layers.properties(width=width, height=HEIGHT, title=panel_title(f"against {name}", width)))
     return finish_study(
-        grid(charts, columns=len(panels)).add_params(names_param("label_names", list(labels))),
+        grid(charts, columns=len(panels)),
         data,
+        names={"label_names": list(labels)},
         title=title,
         subtitle=subtitle,
         note="Medians over interleaved rounds; lines span the middle half of the rounds.",

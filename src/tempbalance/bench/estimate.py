@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ Clock = Callable[[], float]
 _MOST_SIDES = 8  # measured sides; others are interpolated
 _LONG = 4  # the second measured length, in sides
 _SAMPLE = 256  # side of the matrices that show whether float64 is needed
-_SECONDS = 0.1  # least time of a measurement; shorter runs are repeated
+_SECONDS = 0.1  # least time of a measurement: as many jobs as that takes are solved one after the other
 _RESULT = pickle.dumps(("model.layers.10.mlp.down_proj", 0, "", 1.0, (1.0, 1.0, 1.0, 1, 1.0)))  # sent for each part
 _SUMS = pickle.dumps([(1.0, 1.0)])  # sent for each weight
 
@@ -113,7 +112,7 @@ def calibrate(
         num_at_a_time: Simultaneous solves, one per thread of a balancing.
         device: Device of the solves.
         most_side: The largest side to measure.
-        rounds: Number of measurements, of which the median counts.
+        rounds: Number of measurements. The least counts: other processes only add time.
         clock: Clock in seconds. If other processes use the cores, give ``time.process_time`` and one solve at a time.
     """
     kept = sorted({min(side, most_side) for side in sides})
@@ -133,9 +132,9 @@ def calibrate(
     passes = [
         _timed(clock, lambda: (float(weight.sum()), float(torch.linalg.vector_norm(weight)))) for _ in range(rounds)
     ]
-    tiny = [Part("", torch.randn(1, 64, 64)) for _ in range(64)]
-    fixed = median(_timed(clock, partial(spectra, tiny, then=_fit)) for _ in range(rounds)) / len(tiny)
-    return Calibration(costs, median(passes) / weight.nbytes, fixed)
+    tiny = [Part("", torch.randn(1, 16, 16)) for _ in range(64)]
+    fixed = min(_timed(clock, partial(spectra, tiny, then=_fit)) for _ in range(rounds)) / len(tiny)
+    return Calibration(costs, min(passes) / weight.nbytes, fixed)
 
 
 def _fit(_: int, spectrum: Spectrum) -> None:
@@ -143,7 +142,7 @@ def _fit(_: int, spectrum: Spectrum) -> None:
 
 
 def _measure(side: int, length: int, num_at_a_time: int, double: bool, device: str, rounds: int, clock: Clock) -> float:
-    """Return the seconds per matrix while ``num_at_a_time`` jobs are solved together."""
+    """Return the seconds per matrix while ``num_at_a_time`` jobs are solved together, without starting the threads."""
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(1, side, length, generator=generator).to(device)
     num_slices = len(split_jobs(matrix.expand(2**20 // side, side, length))[0])  # as many as one job has
@@ -151,19 +150,21 @@ def _measure(side: int, length: int, num_at_a_time: int, double: bool, device: s
     before = torch.get_num_threads()
     torch.set_num_threads(num_at_a_time)
     try:
-        run = partial(spectra, [part] * num_at_a_time, double=double)
-        once = _timed(clock, run) if side < 1024 else _SECONDS  # the first one loads libraries
-        repeats = max(1, round(_SECONDS / max(once, 1e-4)))
-        return median(_timed(clock, run, repeats) for _ in range(rounds if side < 1024 else 1)) / num_slices
+
+        def run(num_jobs: int) -> float:
+            return _timed(clock, partial(spectra, [part] * (num_at_a_time * num_jobs), double=double))
+
+        once = run(1) if side < 1024 else _SECONDS  # the first one loads libraries
+        num_jobs = max(1, round(_SECONDS / max(once, 1e-4)))
+        return min(run(num_jobs) for _ in range(rounds if side < 1024 else 1)) / (num_jobs * num_slices)
     finally:
         torch.set_num_threads(before)
 
 
-def _timed(clock: Clock, function: Callable[[], object], repeats: int = 1) -> float:
+def _timed(clock: Clock, function: Callable[[], object]) -> float:
     start = clock()
-    for _ in range(repeats):
-        function()
-    return (clock() - start) / repeats
+    function()
+    return clock() - start
 
 
 def read_layers(path: Path) -> list[Layer]:

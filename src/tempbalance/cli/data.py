@@ -22,7 +22,7 @@ _Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Datasets; 
 
 @data.command("list")
 def list_(cache: _Cache = None) -> None:
-    """List all datasets with their approximate sizes, whether they are fetched, and their licences."""
+    """List all datasets with their sizes, whether they are fetched, and their terms of use."""
     with answered("lab"):
         from tempbalance.lab.download import cache_folder, is_fetched, remote_data
 
@@ -32,7 +32,7 @@ def list_(cache: _Cache = None) -> None:
         for name, each in remote_data().items():
             fetched = "yes" if is_fetched(name, cache=cache) else "no"
             size = decimal(each.num_bytes, precision=int(each.num_bytes >= 1e9))
-            table.add_row(name, f"about {size}", fetched, each.licence)
+            table.add_row(name, size, fetched, each.licence)
         wide_output(160).print(table)
         tell(f"They are kept in {cache_folder(cache)}")
 

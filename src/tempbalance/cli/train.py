@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from tempbalance.cli.terminal import Terminal, answered, messages, out_folder, say, stoppable, tell
-from tempbalance.lab.methods import METHODS, SEEDS
+from tempbalance.lab.recipe import METHODS, SEEDS
 from tempbalance.runlog import RunFolder
 
 _RECIPE, _RUN, _LOGGING = "Recipe", "Run", "Logging"  # panels of the help

@@ -13,9 +13,8 @@ from rich.table import Table
 
 from tempbalance.lab.findings import effect_text, last_alphas
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.methods import find_method
 from tempbalance.lab.options import ASSIGNMENTS, CONTROLS
-from tempbalance.lab.recipe import ACCURACY
+from tempbalance.lab.recipe import ACCURACY, find_method
 from tempbalance.lab.runs import DivergedError
 from tempbalance.report.statistics import Paired, verdict_text
 from tempbalance.runlog import RunFolder, write_whole

@@ -49,7 +49,7 @@ class RemoteData:
     Attributes:
         files: Its files.
         licence: The terms of use, or where to read about them.
-        num_bytes: About the size of the files and of what is kept in the cache beside them.
+        num_bytes: Size of the files and of their decoded form if the cache folder keeps one.
     """
 
     files: tuple[RemoteFile, ...]
@@ -69,8 +69,7 @@ def remote_data() -> dict[str, RemoteData]:
             RemoteFile(str(Path(data.get("folder", "")) / file), tuple(url + file for url in data["urls"]), md5)
             for file, md5 in data["files"].items()
         )
-        num_bytes = 1_000_000 * (data["megabytes"] + data.get("decoded", 0))
-        found[name] = RemoteData(files, data["licence"], num_bytes)
+        found[name] = RemoteData(files, data["licence"], data["num_bytes"] + data.get("decoded", 0))
     return found
 
 
@@ -133,6 +132,7 @@ def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True)
     from requests import RequestException
 
     path = cache_folder(cache) / file.name
+    check_regular(path)
     if path.is_file() and pooch.file_hash(str(path), alg="md5") == file.md5:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,6 +162,12 @@ def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True)
                     break
     kept = f"; the {_size(part)} bytes in {part} are kept, and the next call resumes from there" if _size(part) else ""
     raise DownloadError(f"{file.name} could not be downloaded to {path.parent}{kept}: {'; '.join(failures)}")
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe or a device in the place of a file: computing its checksum would never end."""
+    if path.exists() and not path.is_file():
+        raise DownloadError(f"{path} must be a regular file, or missing")
 
 
 def _size(path: Path) -> int:

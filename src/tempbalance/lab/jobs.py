@@ -84,10 +84,10 @@ class Job:
         """Last line of a failed run's traceback, or why its files are damaged."""
         if damage := self.damage:
             return damage
-        text = ""
-        with suppress(FileNotFoundError):  # no failure, or another process has just begun it again
-            text = (self.folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip()
-        return text.rpartition("\n")[2]
+        text, path = "", self.folder / FAILURE
+        with suppress(FileNotFoundError):  # another process has just begun it again
+            text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        return text.strip().rpartition("\n")[2]
 
 
 @dataclass(frozen=True)

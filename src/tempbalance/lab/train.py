@@ -205,7 +205,9 @@ def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, 
     """
     run = RunFolder(folder)
     check_run(run, recipe)
-    if (result := finished(run, recipe)) is not None and "diverged" in result:
+    if (result := finished(run, recipe)) is not None:
+        run.check_logs()
+    if result is not None and "diverged" in result:
         raise DivergedError(f"{folder}: {result['diverged']}", result["diverged_epoch"])
     module = import_module(training_module(recipe.kind))
     own_loop = getattr(module, "train_on_ultralytics", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections import Counter
@@ -34,13 +33,33 @@ _ROOM = 960  # width of all columns and their axes on the page and on paper
 _TOP = 0.05  # share of an axis, at its end, without a tick
 _LETTER = 6.3  # width of a letter of a label, about
 
-# Data go into a chart last and as text: lists would be copied and checked, value by value, at every step.
-DATA = alt.NamedData(name="main", format=alt.JsonDataFormat(type="json"))
+DATA = alt.NamedData(name="main")
 
 
-def finish(chart: Any, data: list[Datum], *, title: str | alt.Title, description: str) -> alt.TopLevelMixin:
-    """Give a chart its data, its title, its text for screen readers and the common look."""
-    finished: alt.TopLevelMixin = (
+class Finished(alt.TopLevelMixin):
+    """A chart with its data, which is shown and saved as Altair's are.
+
+    Altair copies and checks every value at every step, so data and names go into the finished Vega-Lite.
+    """
+
+    def __init__(self, spec: Datum) -> None:
+        self._spec = spec
+
+    def to_dict(self, *_: Any, **__: Any) -> Datum:
+        """Return the chart as Vega-Lite."""
+        return dict(self._spec)
+
+
+def finish(
+    chart: Any,
+    data: list[Datum],
+    *,
+    title: str | alt.Title,
+    description: str,
+    params: Sequence[Datum] = (),
+) -> alt.TopLevelMixin:
+    """Give a chart its data and parameters, its title, its text for screen readers and the common look."""
+    spec = (
         chart.properties(title=title, description=description)
         .configure(background="white", font="sans-serif", padding=8)
         .configure_view(continuousWidth=WIDTH, continuousHeight=HEIGHT, stroke=None)
@@ -60,18 +79,31 @@ def finish(chart: Any, data: list[Datum], *, title: str | alt.Title, description
             labelColor=INK, titleColor=INK, orient="bottom", columns=3, labelLimit=290, labelFontSize=11, title=None
         )
         .configure_header(labelColor=INK, titleColor=INK, labelFontSize=12, labelLimit=300)
-        .properties(datasets={"main": json.dumps(data, allow_nan=False)})
+        .to_dict()
     )
-    return finished
+    spec.setdefault("datasets", {})["main"] = data
+    return Finished(spec | {"params": list(params)} if params else spec)
 
 
 def finish_study(
-    chart: Any, data: list[Datum], *, title: str, subtitle: str, note: str, description: str
+    chart: Any,
+    data: list[Datum],
+    *,
+    title: str,
+    subtitle: str,
+    note: str,
+    description: str,
+    names: Mapping[str, Sequence[str]] | None = None,
 ) -> alt.TopLevelMixin:
-    """Give a chart its data and the common look; title, subtitle and note take as many lines as they need."""
+    """Give a chart its data and the common look; title, subtitle and note take as many lines as they need.
+
+    ``names`` are labels by number, under the name of a parameter.
+    """
     lines = [*_lines(subtitle, 400), *_lines(note, 400)]
     words = alt.Title(text=_lines(title, 400), subtitle=lines, subtitlePadding=5, subtitleFontSize=11, offset=14)
-    return finish(chart, data, title=words, description=f"{short(description, 600)} {short(subtitle, 300)}")
+    params = [names_param(name, each) for name, each in (names or {}).items()]
+    text = f"{short(description, 600)} {short(subtitle, 300)}"
+    return finish(chart, data, title=words, description=text, params=params)
 
 
 def _lines(text: str, most: int, width: int = 130) -> list[str]:
@@ -112,17 +144,16 @@ def _rendered(spec: dict[str, object], form: str) -> bytes:
     return vl_convert.vegalite_to_pdf(spec) if form == "pdf" else vl_convert.vegalite_to_png(spec, scale=2)
 
 
-def names_param(name: str, names: Sequence[object]) -> alt.Parameter:
+def names_param(name: str, names: Sequence[object]) -> Datum:
     """Return names under their numbers, for labels: data hold numbers only, so a name is never a key or a field."""
-    return alt.param(name=name, value=[short(each, 60) for each in names])
+    return {"name": name, "value": [short(each, 60) for each in names]}
 
 
-def chooser(name: str, label: str, names: Sequence[object], value: int = 0) -> alt.Parameter:
+def chooser(name: str, label: str, names: Sequence[object], value: int = 0) -> Datum:
     """Return a list to choose one of the names from; the value is its number."""
     labels = [short(each, 80) for each in names]
-    return alt.param(
-        name=name, value=value, bind=alt.binding_select(options=list(range(len(names))), labels=labels, name=label)
-    )
+    bind = {"input": "select", "options": list(range(len(names))), "labels": labels, "name": label}
+    return {"name": name, "value": value, "bind": bind}
 
 
 def method_colours(names: Sequence[str]) -> list[str]:
@@ -235,10 +266,7 @@ def panels_chart(
         )
         for number, name in enumerate(titles)
     ]
-    chart = grid(charts, columns=columns)
-    for name, each in (names or {}).items():
-        chart = chart.add_params(names_param(name, list(each)))
-    return finish_study(chart, data, **texts)
+    return finish_study(grid(charts, columns=columns), data, names=names, **texts)
 
 
 def panel_width(columns: int, *, axes: int = 58) -> int:

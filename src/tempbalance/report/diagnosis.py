@@ -10,7 +10,7 @@ import altair as alt
 from tempbalance.ranking.table import DiagnosisRow, PartRow
 from tempbalance.report.chart import DATA, FAINT, INK, chooser, finish, names_param
 from tempbalance.report.page import Column, facts, render
-from tempbalance.report.spectrum import drawn, spectrum_chart, spectrum_datum
+from tempbalance.report.spectrum import is_drawn, spectrum_chart, spectrum_datum
 from tempbalance.report.text import VERDICT_LOOKS, finite, number, short, shown
 
 _SHAPES = {"▼": "triangle-down", "●": "circle", "▲": "triangle-up", "✚": "cross", "■": "square"}
@@ -58,7 +58,7 @@ def spectrum_numbers(rows: Sequence[DiagnosisRow]) -> dict[tuple[int, str], int]
 
     The part is called "" where it is all of the layer.
     """
-    names = [(place, name) for place, row in enumerate(rows) for name in row.spectra if len(drawn(row.spectra[name]))]
+    names = [(place, name) for place, row in enumerate(rows) for name, each in row.spectra.items() if is_drawn(each)]
     return {each: place for place, each in enumerate(names)}
 
 

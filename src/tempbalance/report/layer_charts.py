@@ -31,7 +31,6 @@ from tempbalance.report.chart import (
     label_axis,
     log_axis,
     measure_axis,
-    names_param,
     numbered,
     of_panel,
     panel_title,
@@ -189,8 +188,9 @@ def layer_maps(tracks: Sequence[LayerTrack], *, title: str, subtitle: str) -> al
             cells = cells.transform_filter(f"isValid(datum.{quantity})")
             charts.append(cells.properties(width=290, title=panel_title(f"{track.panel}: {words}", 290)))
     return finish_study(
-        grid(charts, columns=2).resolve_scale(color="independent").add_params(names_param("layer_names", names)),
+        grid(charts, columns=2).resolve_scale(color="independent"),
         data,
+        names={"layer_names": names},
         title=title,
         subtitle=subtitle,
         note="",
@@ -242,8 +242,9 @@ def two_layers(
             )
             charts.append(lines.properties(width=width, height=PANEL_HEIGHT, title=panel_title(name, width)))
     return finish_study(
-        grid(charts, columns=2).add_params(names_param("method_names", [track.panel for track in tracks])),
+        grid(charts, columns=2),
         data,
+        names={"method_names": [track.panel for track in tracks]},
         title=title,
         subtitle=subtitle,
         note="",

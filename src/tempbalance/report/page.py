@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -44,7 +43,9 @@ def render(template: str, *, title: str, charts: Mapping[str, alt.TopLevelMixin]
         content: Further values for the template.
     """
     scripts = [_bundle(), _file("page.js")]
-    specs = json_block({name: _spec(chart) for name, chart in charts.items()})
+    look = {"background": "transparent", "font": "system-ui, sans-serif"}
+    found = {name: chart.to_dict() for name, chart in charts.items()}
+    specs = json_block({name: {**spec, "config": spec["config"] | look} for name, spec in found.items()})
     safe = {"style": _file("page.css"), "policy": _policy(scripts), "specs": specs}
     return (
         _templates()
@@ -111,13 +112,6 @@ def table_content(table: ResultTable) -> dict[str, Any]:
         "columns": [Column(name := table.columns[place], name, kinds[place] == "number") for place in places],
         "rows": [[(kinds[place], entry_text(row[place])) for place in places] for row in table.rows],
     }
-
-
-def _spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    spec = chart.to_dict()
-    spec["datasets"]["main"] = json.loads(spec["datasets"]["main"])
-    spec["config"].update(background="transparent", font="system-ui, sans-serif")
-    return spec
 
 
 @cache

@@ -43,7 +43,7 @@ from tempbalance.runlog import Line, RunFolder, RunFolderError, write_whole
 
 MOST_SPECTRA = 6_000
 # options that do not make it another method, and those that a label always has where they differ
-_NOT_COMPARED = ("seed", "method", "log_gradients", "log_eigenvalues")
+_NOT_COMPARED = ("seed", "method", "log_gradients", "log_eigenvalues", "log_layers")
 _SETTING = ("dataset", "model", "width", "epochs")
 
 
@@ -295,7 +295,7 @@ def _charts(groups: Sequence[Group]) -> dict[str, alt.TopLevelMixin]:
 def _curves(data: list[Datum], methods: list[str], quantity: str, unit: str) -> alt.TopLevelMixin:
     # radio buttons of one name would be one choice, so each chart's has another
     stage = f"{quantity}_stage"
-    radio = alt.binding_radio(options=["test", "train"], labels=["test", "training"], name="Images ")
+    radio = {"input": "radio", "options": ["test", "train"], "labels": ["test", "training"], "name": "Images "}
     is_log = quantity == "loss" and all(datum["low"] > 0 for datum in data)
     y: dict[str, Any] = {
         "title": f"{quantity}, {unit} (log)" if is_log else f"{quantity}, {unit}",
@@ -311,12 +311,11 @@ def _curves(data: list[Datum], methods: list[str], quantity: str, unit: str) -> 
     hover = base.mark_point(size=60, opacity=0, filled=True, aria=False).encode(
         tooltip=[alt.Tooltip("epoch:Q"), *numbers, alt.Tooltip("n:Q", title="seeds")]
     )
-    chart = alt.layer(band, base.mark_line(strokeWidth=2).encode(**looks), hover).add_params(
-        names_param("method_names", methods), alt.param(name=stage, value="test", bind=radio)
-    )
+    chart = alt.layer(band, base.mark_line(strokeWidth=2).encode(**looks), hover)
     return finish(
         chart.properties(width="container"),
         data,
+        params=[names_param("method_names", methods), {"name": stage, "value": "test", "bind": radio}],
         title=f"{quantity.capitalize()} over the epochs",
         description=f"{quantity.capitalize()} of {len(methods)} methods over the epochs: mean over the seeds as a "
         "line, lowest to highest as a band.",
@@ -341,14 +340,14 @@ def _two_layers(found: Sequence[LayerTrack]) -> alt.TopLevelMixin:
         .properties(width=560, height=160)
         for quantity, title in (("alpha", "alpha (no unit)"), ("rate", "learning rate"))
     ]
-    chart = alt.vconcat(*lines).add_params(
-        names_param("layer_names", names),
-        chooser("first", "Layer ", names),
-        chooser("second", "and ", names, value=len(names) - 1),
-    )
     return finish(
-        chart,
+        alt.vconcat(*lines),
         data,
+        params=[
+            names_param("layer_names", names),
+            chooser("first", "Layer ", names),
+            chooser("second", "and ", names, value=len(names) - 1),
+        ],
         title="Two layers over the epochs",
         description="Alpha and learning rate of two chosen layers over the epochs, mean over the seeds. Choose the "
         "layers in the lists before the chart.",
@@ -358,7 +357,7 @@ def _two_layers(found: Sequence[LayerTrack]) -> alt.TopLevelMixin:
 def _spectra(data: list[Datum], methods: list[str], names: list[str]) -> alt.TopLevelMixin:
     first, last = min(datum["epoch"] for datum in data), max(datum["until"] for datum in data)
     start = data[0]
-    slider = alt.param(name="epoch", value=last, bind=alt.binding_range(min=first, max=last, step=1, name="Epoch "))
+    slider = {"input": "range", "min": first, "max": last, "step": 1, "name": "Epoch "}
     return spectrum_chart(
         data,
         chosen="datum.method == method && datum.layer == layer && datum.epoch <= epoch && epoch <= datum.until",
@@ -370,7 +369,7 @@ def _spectra(data: list[Datum], methods: list[str], names: list[str]) -> alt.Top
             names_param("layer_names", names),
             chooser("method", "Method ", methods, value=start["method"]),
             chooser("layer", "Layer ", names, value=start["layer"]),
-            slider,
+            {"name": "epoch", "value": last, "bind": slider},
         ],
     )
 

@@ -11,7 +11,7 @@ import altair as alt
 import numpy as np
 from numpy.typing import NDArray
 
-from tempbalance.report.chart import BLUE, DATA, INK, RED, Panel, check, finish, panels_chart
+from tempbalance.report.chart import BLUE, DATA, INK, RED, Datum, Panel, check, finish, panels_chart
 from tempbalance.report.text import finite
 
 MOST_BINS = 60
@@ -46,6 +46,11 @@ class Histogram:
             count / (self.size * (right - left))
             for count, left, right in zip(self.counts, edges, edges[1:], strict=False)
         ]
+
+
+def is_drawn(values: Sequence[float]) -> bool:
+    """Whether a log axis has a place for any of the values."""
+    return any(1e-300 < value < 1e300 for value in values)
 
 
 def drawn(values: Sequence[float]) -> NDArray[np.float64]:
@@ -115,7 +120,7 @@ def _tail(
 
 
 def spectrum_chart(
-    data: list[dict[str, Any]], *, chosen: str, title: str, description: str, params: list[alt.Parameter]
+    data: list[dict[str, Any]], *, chosen: str, title: str, description: str, params: list[Datum]
 ) -> alt.TopLevelMixin:
     """The spectrum that the parameters choose.
 
@@ -130,8 +135,9 @@ def spectrum_chart(
     layers = [_bars(base), *_marks(base, "xmin", "xmin", [1, 0])]
     if any(datum["edge"] for datum in data):
         layers += _marks(base, "edge", "random edge", [2, 3])
-    chart = alt.layer(*layers, _line(base), _note(base)).add_params(*params).properties(width="container")
-    return finish(chart, data, title=alt.Title(text=alt.ExprRef(title), offset=24), description=description)
+    chart = alt.layer(*layers, _line(base), _note(base)).properties(width="container")
+    words = alt.Title(text=alt.ExprRef(title), offset=24)
+    return finish(chart, data, title=words, description=description, params=params)
 
 
 @dataclass(frozen=True)

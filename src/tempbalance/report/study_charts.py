@@ -31,7 +31,6 @@ from tempbalance.report.chart import (
     log_axis,
     measure_axis,
     method_colours,
-    names_param,
     numbered,
     of_panel,
     off_axis,
@@ -324,8 +323,9 @@ def timing_chart(timings: Sequence[Timing], *, title: str, subtitle: str) -> alt
                 alt.layer(*layers).properties(width=width, height=PANEL_HEIGHT, title=panel_title(name, width))
             )
     return finish_study(
-        grid(charts, columns=2).add_params(names_param("label_names", list(labels))),
+        grid(charts, columns=2),
         data,
+        names={"label_names": list(labels)},
         title=title,
         subtitle=subtitle,
         note="Left: error bars are one standard deviation. Right: one balancing in percent of one epoch.",

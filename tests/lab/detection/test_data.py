@@ -1,6 +1,7 @@
 import hashlib
 import io
 import json
+import os
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -147,4 +148,11 @@ def test_weights_are_found_in_the_cache_by_their_checksum(tmp_path, monkeypatch)
     assert find_weights("yolov8n", cache=tmp_path) == path
     path.write_bytes(b"something else that would be run")
     with raises(DownloadError, "yolov8n.pt", "http://127.0.0.1:9"):
+        find_weights("yolov8n", cache=tmp_path)
+
+
+def test_a_pipe_in_the_place_of_pretrained_weights_is_refused(tmp_path):
+    (tmp_path / "detection").mkdir()
+    os.mkfifo(tmp_path / "detection" / "yolov8n.pt")
+    with raises(DownloadError, "yolov8n.pt", "regular"):
         find_weights("yolov8n", cache=tmp_path)

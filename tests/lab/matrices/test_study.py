@@ -103,7 +103,7 @@ def test_charts_are_the_pairs_and_the_spectra(tmp_path):
 
 
 def data_of(chart):
-    return json.loads(chart.to_dict()["datasets"]["main"])
+    return chart.to_dict()["datasets"]["main"]
 
 
 def test_a_pair_chart_has_each_seed_and_the_means():

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from tempbalance.lab.detection.voc import DESCRIPTION, read_voc, write_yolo
-from tempbalance.lab.download import LOCK_TIMEOUT, DownloadError, cache_folder, fetch, remote_data
+from tempbalance.lab.download import LOCK_TIMEOUT, DownloadError, cache_folder, check_regular, fetch, remote_data
 
 CLASSES = ("rectangle", "disc", "triangle")
 NUM_IMAGES = (1000, 300)  # for training and for the test
@@ -221,6 +221,7 @@ def find_weights(model: str, *, cache: Path | None = None) -> Path:
 
     wanted, folder = WEIGHTS[model], cache_folder(cache) / "detection"
     path = folder / f"{model}.pt"
+    check_regular(path)
     with _alone(path):
         pooch.get_logger().setLevel("WARNING")
         try:

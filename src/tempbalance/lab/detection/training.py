@@ -24,8 +24,8 @@ import tempbalance
 from tempbalance.integrations.ultralytics import UltralyticsBalance, balance
 from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
-from tempbalance.lab.methods import find_method
 from tempbalance.lab.progress import epoch_text, say
+from tempbalance.lab.recipe import find_method
 from tempbalance.lab.runs import (
     EVERY,
     DivergedError,

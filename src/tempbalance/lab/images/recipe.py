@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from tempbalance.lab.methods import METHODS, find_method
 from tempbalance.lab.options import (
     BALANCING,
     DATASETS,
@@ -34,7 +33,7 @@ from tempbalance.lab.options import (
     check_dataset,
     pretty,
 )
-from tempbalance.lab.recipe import ACCURACY, BalancingRecipe
+from tempbalance.lab.recipe import ACCURACY, METHODS, BalancingRecipe, find_method
 from tempbalance.report.text import shown
 
 Model = Literal["resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "vgg19", "wrn16_8", "wrn28_6", "mlp"]
@@ -114,6 +113,11 @@ class ImageRecipe(BalancingRecipe):
     log_steps: Annotated[
         Count | None,
         Field(description="Log gradient norms every this many steps, and spectra with log_eigenvalues."),
+        LOGGING,
+    ] = None
+    log_layers: Annotated[
+        Annotated[str, Rule("a name pattern", bool)] | None,
+        Field(description="Log gradient norms and spectra only of layers whose names match this pattern."),
         LOGGING,
     ] = None
 
