@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -81,8 +83,13 @@ class EncoderRecipe(IterationsRecipe):
 
     def own_digest(self) -> str | None:
         """Return the checksum of sentences and weights."""
-        if not self.has_own_data:
-            return None
-        from tempbalance.lab.encoder.training import load
+        return checksum(Path(self.dataset).expanduser()) if self.has_own_data else None
 
-        return load(self, None).digest()
+
+@lru_cache(maxsize=2)
+def checksum(folder: Path) -> str:
+    """Return the checksum of a folder's files."""
+    found = hashlib.sha256()
+    for name in FILES:
+        found.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    return found.hexdigest()

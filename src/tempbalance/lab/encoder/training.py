@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tempbalance.lab.balancing import IterationsTraining
-from tempbalance.lab.encoder.recipe import FILES, EncoderRecipe
+from tempbalance.lab.encoder.recipe import FILES, EncoderRecipe, checksum
 from tempbalance.lab.language.training import seeded
 from tempbalance.lab.runs import Epoch
 from tempbalance.runlog import Line
@@ -203,10 +202,7 @@ def _load(folder: Path, sequence: int) -> EncoderData:
             raise ValueError(f"{folder / name}: each line must be a label 0 or 1, a tab and a sentence") from err
         read = tokenizer(texts, padding="max_length", truncation=True, max_length=sequence, return_tensors="pt")
         parts.append(Sentences(read["input_ids"], read["attention_mask"].bool(), labels))
-    checksum = hashlib.sha256()
-    for name in FILES:
-        checksum.update(hashlib.sha256((folder / name).read_bytes()).digest())
-    return EncoderData(bert, parts[0], parts[1], checksum.hexdigest())
+    return EncoderData(bert, parts[0], parts[1], checksum(folder))
 
 
 build = EncoderTraining
