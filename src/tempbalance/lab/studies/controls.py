@@ -69,7 +69,7 @@ def _llama_points(preset: Preset) -> list[Point]:
 _OPERATORS: dict[str, tuple[Sequence[float], dict[str, Any]]] = {
     "paper": (_RATES, {"iterations": 2000}),
     "laptop": (
-        _RATES,
+        (2.5e-4, *_RATES, 1.6e-2),
         {
             "iterations": 150, "test_limit": 100, "grid": 32, "width": 32, "modes": 8, "min_eigenvalues": 16,
             "evaluate_every": 150,
