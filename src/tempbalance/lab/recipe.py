@@ -15,7 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tempbalance.errors import quoted, unknown
 from tempbalance.lab.options import (
+    ASSIGNMENTS,
     BALANCING,
+    CONTROLS,
     Assignment,
     BatchSize,
     Count,
@@ -35,6 +37,7 @@ from tempbalance.lab.options import (
     Tail,
     explain,
     read_options,
+    scales_by_kind,
 )
 
 # The recipe of each kind. Its package also has the module ``training``; both are loaded on first use.
@@ -44,6 +47,7 @@ _KINDS = {
     "matrices": "matrices.recipe.MatricesRecipe",
     "operator": "operators.recipe.OperatorRecipe",
     "detection": "detection.recipe.DetectionRecipe",
+    "encoder": "encoder.recipe.EncoderRecipe",
 }
 
 T = TypeVar("T", bound="BaseRecipe")
@@ -283,12 +287,47 @@ class ScoredRecipe(BaseRecipe):
         Fraction, Field(description="Share of the eigenvalues in the tail, with a median tail."), BALANCING
     ] = 0.5
     score: Annotated[Score, Field(description="Number that ranks the layers."), BALANCING] = "alpha"
-    assignment: Annotated[Assignment, Field(description="Rule from scores to scales."), BALANCING] = "linear"
+    assignment: Annotated[
+        Assignment,
+        Field(
+            description=f"Rule from scores to scales: {', '.join(ASSIGNMENTS)}; a control: shuffled, mean; or scales "
+            "by kind of layer: embedding=5,head=5."
+        ),
+        BALANCING,
+    ] = "linear"
     interval: Annotated[Count, Field(description="Epochs between scorings."), BALANCING] = 1
     score_first: Annotated[bool, Field(description="Score the first layer too."), BALANCING] = False
     score_last: Annotated[bool, Field(description="Score the last layer too."), BALANCING] = False
     min_eigenvalues: Annotated[Count, Field(description="Skip layers with fewer eigenvalues."), BALANCING] = 50
     score_baseline: ScoreBaseline = True
+
+    @property
+    def control(self) -> str:
+        """The control that the assignment is: ``shuffled``, ``mean`` or ``by type``; empty for TB itself."""
+        word = self.assignment.partition(":")[0]
+        if not self.is_balanced:
+            return ""
+        return "by type" if "=" in word else word if word in CONTROLS else ""
+
+    @property
+    def name(self) -> str:
+        """Short name for folders and tables, with the control."""
+        return super().name + self.name_end
+
+    @property
+    def name_end(self) -> str:
+        """End of a control's name."""
+        return f"-{self.control.replace(' ', '-')}" if self.control else ""
+
+    @property
+    def library_assignment(self) -> str | dict[str, float]:
+        """The assignment as the library takes it; scales are shuffled by the run's seed unless another is given."""
+        text = self.assignment
+        if self.control == "by type":
+            return scales_by_kind(text)
+        if self.control == "shuffled" and text.count(":") < 2:
+            return f"{text}:{self.seed}" if ":" in text else f"{text}:linear:{self.seed}"
+        return text
 
     @property
     def is_balanced(self) -> bool:
@@ -365,6 +404,10 @@ class IterationsRecipe(BalancingRecipe):
     batch_size: BatchSize = 16
     interval: IterationInterval = 50
     blend: Annotated[Count, Field(description="Iterations over which new scales are reached."), BALANCING] = 1
+    stop: Annotated[Count | None, Field(description="Iterations after which scales stay as they are."), BALANCING] = (
+        None
+    )
+    score_embeddings: Annotated[bool, Field(description="Score embeddings too."), BALANCING] = False
     evaluate_every: EvaluateEvery = 100
 
     @property
@@ -375,7 +418,7 @@ class IterationsRecipe(BalancingRecipe):
     @property
     def unused(self) -> set[str]:
         """Options of balancing, for a method without it."""
-        return super().unused | (set() if self.is_balanced else {"interval"})
+        return super().unused | (set() if self.is_balanced else {"interval", "stop", "score_embeddings"})
 
 
 def find_kind(name: str) -> type[BaseRecipe]:

@@ -139,7 +139,7 @@ class ImageRecipe(BalancingRecipe):
     def name(self) -> str:
         """Short name for folders and tables."""
         dataset = Path(self.dataset).stem[:60]
-        return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}"
+        return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}{self.name_end}"
 
     @property
     def num_epochs(self) -> int:
