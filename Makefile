@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test test-kills campaign test-vision check coverage docs pictures gallery gpu-check dist format clean demo
+.PHONY: test test-kills campaign test-vision check coverage docs results pictures gallery gpu-check dist format clean demo
 .PRECIOUS: $(VENV)/.installed-%
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST  := $(BIN)/python -m pytest -n auto
@@ -68,6 +68,10 @@ test-vision: $(VISION)/.installed
 # the site, in build/docs/index.html
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+
+# the page and the chart of docs/does-it-help.md, from docs/results/*.json
+results: $(VENV)/.installed-lab
+	$(BIN)/python -m benchmarks.results
 
 # the pictures of README and site, drawn again; needs Chromium
 pictures: $(VENV)/.installed-dev

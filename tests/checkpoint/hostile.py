@@ -251,6 +251,10 @@ PICKLES: dict[str, Callable[[Path], bytes]] = {
     "items_of_a_class": lambda folder: state(name("a.b") + b"(" + text("x") + b"e"),
     "modules_that_double": lambda folder: doubling_modules(200),
     "module_inside_itself": lambda folder: b"\x80\x02" + MODULE + b"q\2" + module_state(text("a") + b"h\2s") + END,
+    "encoded_again_and_again": lambda folder: (
+        b"\x80\x02" + text("x" * 1_000_000) + b"q\0" + name("_codecs.encode") + b"q\1"
+        + (b"h\1h\0" + text("latin1") + b"\x86R") * 60_000 + END
+    ),
     "buffer_out_of_band": lambda folder: state(b"\x97"),
 }  # fmt: skip
 add_files("archive", ".pt", {key: lambda folder, make=make: archive(make(folder)) for key, make in PICKLES.items()})

@@ -279,7 +279,7 @@ def test_a_weight_whose_parts_do_not_fit_is_skipped_with_that_reason_and_the_oth
     tensors = {f"a.{part}": torch.ones(shape) for part, shape in UNFIT[name].items()}
     table = diagnose({**tensors, "b.weight": torch.randn(64, 64)})
     assert [row.name for row in table.scored] == ["b"]
-    assert_carries(table.skipped["a"], "does not fit", "64 x 32")
+    assert_carries(table.skipped["a.weight"], "does not fit", "64 x 32")
 
 
 def test_a_weight_whose_part_cannot_be_read_is_skipped_and_the_others_are_scored(tmp_path):
@@ -288,4 +288,4 @@ def test_a_weight_whose_part_cannot_be_read_is_skipped_and_the_others_are_scored
                tmp_path / "a.pt")  # fmt: skip
     table = diagnose(tmp_path / "a.pt")
     assert [row.name for row in table.scored] == ["b"]
-    assert_carries(table.skipped["a"], "sparse")
+    assert_carries(table.skipped["a.weight"], "sparse")

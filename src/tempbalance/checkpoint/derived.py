@@ -1,4 +1,4 @@
-"""Weights computed from stored tensors: dequantised weights and products of LoRA factors.
+"""Weights computed from stored tensors: dequantised, masked and normed weights, and products of LoRA factors.
 
 Layouts of quantised weights: int8 and 4-bit of bitsandbytes, GPTQ, AWQ, and int8 or float8 with a scale beside it.
 torch's own quantised tensors carry their scales, and are read as such.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -30,125 +30,72 @@ from tempbalance.checkpoint.tensors import (
 from tempbalance.errors import CheckpointError, WeightError, quoted
 
 _CONFIGS = ("config.json", "quantize_config.json")
-_PART = "part of a quantised weight, scored with it"
+_PART = "part of a weight, scored with it"
 _MOST_STATE_BYTES = 1 << 16
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each column among the eight in an integer
-_STATE = ".quant_state.bitsandbytes__"
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
 _PLAIN_PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.)+")
 
-Named = Mapping[str, StoredTensor]
-Load = Callable[[], Tensor]
-Made = tuple[tuple[int, ...], Load]  # the shape of a weight, and how it is computed
+Part = StoredTensor | None
+Made = tuple[tuple[int, ...], Callable[[], Tensor]]  # the shape of a weight, and how it is computed
+Config = Mapping[str, Any]
 
 
-def dequantize(tensors: Sequence[StoredTensor], folder: Path | None) -> list[StoredTensor]:
-    """Replace quantised weights by dequantised ones, and mark their parts as such.
-
-    Args:
-        tensors: Tensors of a checkpoint.
-        folder: Folder that may have a configuration with the packing of the integers.
-    """
-    by_name = {tensor.name: tensor for tensor in tensors}
-    made: dict[str, StoredTensor] = {}
-    parts: set[str] = set()
-    config = cache(partial(_config, folder))
-    for name, tensor in by_name.items():
-        owner, _, key = name.rpartition(".")
-        if tensor.problem or len(tensor.shape) != 2:
-            continue
-        make: Callable[[], Made]
-        suffixes: tuple[str, ...]
-        weight, suffixes = name, ("_scale", "_scale_inv", "_zero_point")
-        if key == "qweight":
-            weight, suffixes = f"{owner}.weight", (".qzeros", ".scales", ".g_idx")
-            make = partial(_packed, owner, by_name, config())
-        elif key == "weight" and f"{owner}.SCB" in by_name and tensor.dtype == torch.int8:
-            suffixes, make = (".SCB", ".weight_format"), partial(_row_scaled, owner, by_name)
-        elif tensor.dtype == torch.uint8 and any(f"{name}{_STATE}{kind}" in by_name for kind in ("nf4", "fp4")):
-            suffixes = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", f"{_STATE}nf4", f"{_STATE}fp4")
-            make = partial(_four_bit, name, by_name)
-        elif tensor.dtype in (torch.int8, *_FLOAT8) and (f"{name}_scale" in by_name or f"{name}_scale_inv" in by_name):
-            make = partial(_scaled, name, by_name, config())
-        else:
-            continue
-        try:
-            shape, load = make()
-            num_elements(f"weight {quoted(weight)}", shape)
-            made[name] = StoredTensor(weight, shape, torch.float32, load)
-        except WeightError as err:
-            made[name] = unreadable(tensor.shape, str(err), torch.float32, weight)
-        stem = owner if key == "qweight" or suffixes[0] == ".SCB" else name
-        parts |= {stem + suffix for suffix in suffixes}
-    return [
-        made[name] if name in made else replace(tensor, problem=_PART) if name in parts else tensor
-        for name, tensor in by_name.items()
-    ]
-
-
-def _config(folder: Path | None) -> dict[str, Any]:
-    """Read how a model was quantised from the configuration beside its weights; empty if it is not there."""
-    for file in _CONFIGS:
-        if folder is not None and os.path.isfile(folder / file):
-            content = read_json(inside(folder, file))
-            nested = content.get("quantization_config", content if file == _CONFIGS[1] else {})
-            return nested if isinstance(nested, dict) else {}
-    return {}
-
-
-def _row_scaled(owner: str, by_name: Named) -> Made:
+def _row_scaled(held: StoredTensor, _: Config, scale: StoredTensor, form: Part) -> Made:
     """Compute an int8 weight of bitsandbytes: W = integer x SCB of its row / 127."""
-    weight, scale, form = by_name[f"{owner}.weight"], by_name[f"{owner}.SCB"], by_name.get(f"{owner}.weight_format")
-    if scale.shape != weight.shape[:1]:
+    if scale.shape != held.shape[:1]:
         refuse("int8 with an SCB that does not fit its rows")
 
     def load() -> Tensor:
         if form is not None and int(form.load()) != 0:
             refuse("int8 in a layout other than row by row")
-        return weight.load().float().mul_(scale.load().float()[:, None] / 127)
+        return held.load().float().mul_(scale.load().float()[:, None] / 127)
 
-    return weight.shape, load
+    return held.shape, load
 
 
-def _four_bit(name: str, by_name: Named) -> Made:
-    """Compute a 4-bit weight of bitsandbytes: W = code[nibble] x absmax of its block, the high nibble first."""
-    held, code = by_name[name], by_name.get(f"{name}.quant_map")
-    described = by_name[next(f"{name}{_STATE}{kind}" for kind in ("nf4", "fp4") if f"{name}{_STATE}{kind}" in by_name)]
-    if described.problem or described.num_bytes > _MOST_STATE_BYTES or described.dtype != torch.uint8:
+def _four_bit(held: StoredTensor, _: Config, described: StoredTensor, *parts: Part) -> Made:
+    """Compute a 4-bit weight of bitsandbytes: W = code[nibble] x absmax of its block, the high nibble first.
+
+    The absmax may be quantised too: absmax = code[byte] x absmax of its block + offset.
+    """
+    absmax, code, nested, nested_code = parts
+    if described.num_bytes > _MOST_STATE_BYTES or described.dtype != torch.uint8:
         refuse(f"4-bit, and {quoted(described.name)} does not describe it")
-    content = described.load().cpu().numpy().tobytes()
     try:
-        state = parse_json(content, quoted(described.name))
+        state = parse_json(described.load().cpu().numpy().tobytes(), quoted(described.name))
     except CheckpointError as err:
         refuse(f"4-bit, and {err}")
     match state:
-        case {"shape": [int() as rows, int() as columns], "blocksize": int() as size} if min(size, rows, columns) > 0:
-            absmax = _absmax(name, by_name, state, -(-rows * columns // size))
-            fits = 2 * math.prod(held.shape) == rows * columns
-            if fits and code is not None and code.shape == (16,) and absmax is not None:
-                return (rows, columns), partial(_load_four_bit, held, code, absmax, size, (rows, columns))
-    refuse("4-bit, and its quant_state does not fit it")
+        case {"shape": [int() as rows, int() as columns], "blocksize": int() as size} if min(rows, columns, size) > 0:
+            num_blocks = -(-rows * columns // size)
+        case _:
+            num_blocks = -1
+    fits = code is not None and code.shape == (16,) and absmax is not None and absmax.shape == (num_blocks,)
+    if not fits or 2 * math.prod(held.shape) != rows * columns or code is None or absmax is None:
+        refuse("4-bit, and its quant_state does not fit it")
+    offset, nested_size = cast("Any", state.get("nested_offset")), cast("Any", state.get("nested_blocksize"))
+    if nested is not None:
+        is_plain = isinstance(nested_size, int) and nested_size > 0 and isinstance(offset, float)
+        fits = is_plain and nested.shape == (-(-num_blocks // nested_size),) and absmax.dtype == torch.uint8
+        if not fits or nested_code is None or nested_code.shape != (256,):
+            refuse("4-bit, and its quant_state does not fit it")
+
+    def load() -> Tensor:
+        scales, levels = absmax.load(), code.load().float()
+        if nested is not None and nested_code is not None:
+            scales = _scale_blocks(nested_code.load().float()[scales.long()], nested.load().float(), nested_size)
+            scales += offset
+        pairs = torch.stack([levels.repeat_interleave(16), levels.repeat(16)], dim=1)  # of each byte
+        values = pairs[held.load().flatten().long()].flatten()
+        return _scale_blocks(values, scales.float(), size).view(rows, columns)
+
+    return (rows, columns), load
 
 
-def _absmax(name: str, by_name: Named, state: Mapping[str, Any], count: int) -> Load | None:
-    """Return a function that reads the scales of blocks, which may be quantised too; ``None`` if they do not fit."""
-    absmax, nested = by_name.get(f"{name}.absmax"), by_name.get(f"{name}.nested_absmax")
-    code, size = by_name.get(f"{name}.nested_quant_map"), state.get("nested_blocksize")
-    if absmax is None or absmax.shape != (count,):
-        return None
-    if nested is None:
-        return lambda: absmax.load().float()
-    offset = state.get("nested_offset")
-    if not isinstance(size, int) or size < 1 or not isinstance(offset, float) or absmax.dtype != torch.uint8:
-        return None
-    if code is None or code.shape != (256,) or nested.shape != (-(-count // size),):
-        return None
-    return lambda: _blocks(code.load().float()[absmax.load().long()], nested.load().float(), size) + offset
-
-
-def _blocks(values: Tensor, scales: Tensor, size: int) -> Tensor:
+def _scale_blocks(values: Tensor, scales: Tensor, size: int) -> Tensor:
     """Multiply each block of a vector with its scale, in place."""
     whole = len(values) // size * size
     values[:whole].view(-1, size).mul_(scales[: whole // size, None])
@@ -156,33 +103,24 @@ def _blocks(values: Tensor, scales: Tensor, size: int) -> Tensor:
     return values
 
 
-def _load_four_bit(held: StoredTensor, code: StoredTensor, absmax: Load, size: int, shape: tuple[int, int]) -> Tensor:
-    levels = code.load().float()
-    pairs = torch.stack([levels.repeat_interleave(16), levels.repeat(16)], dim=1)  # of each byte
-    return _blocks(pairs[held.load().flatten().long()].flatten(), absmax(), size).view(shape)
-
-
-def _packed(owner: str, by_name: Named, config: Mapping[str, Any]) -> Made:
+def _packed(held: StoredTensor, config: Config, zeros: Part, scales: Part, groups: Part) -> Made:
     """Compute a weight of GPTQ or AWQ: W = (integer - zero point) x scale of its group of inputs."""
-    weight, groups = by_name[f"{owner}.qweight"], by_name.get(f"{owner}.g_idx")
-    zeros, scales = by_name.get(f"{owner}.qzeros"), by_name.get(f"{owner}.scales")
     method, bits = config.get("quant_method"), config.get("bits")
     if type(bits) is not int or (method, bits) not in (("gptq", 2), ("gptq", 4), ("gptq", 8), ("awq", 4)):
         said = "packed, and no quantization_config beside it says how" if method is None else "packed in a way not read"
         refuse(f"{said} (quant_method {quoted(method)}, bits {quoted(bits)})")
     each, is_gptq = 32 // bits, method == "gptq"
-    rows, columns = weight.shape[0] * (each if is_gptq else 1), weight.shape[1] * (1 if is_gptq else each)
+    rows, columns = held.shape[0] * (each if is_gptq else 1), held.shape[1] * (1 if is_gptq else each)
     num_groups = scales.shape[0] if scales is not None and len(scales.shape) == 2 else 0
     by_index = groups is not None and groups.shape == (rows,)
     fits = num_groups > 0 and (by_index or rows % num_groups == 0)
-    if scales is None or zeros is None or not fits or not weight.dtype == zeros.dtype == torch.int32:
-        refuse("packed, and its scales and zero points do not fit it")
-    if scales.shape[1] != columns or zeros.shape != (num_groups, columns // each):
+    wanted = ((num_groups, columns // each), torch.int32)
+    if not fits or not scales or scales.shape[1] != columns or not zeros or (zeros.shape, zeros.dtype) != wanted:
         refuse("packed, and its scales and zero points do not fit it")
     shift = 1 if is_gptq and config.get("checkpoint_format", "gptq") != "gptq_v2" else 0
 
     def load() -> Tensor:
-        integers, zero = _unpack(weight.load(), bits, dim=0 if is_gptq else 1), _unpack(zeros.load(), bits, dim=1)
+        integers, zero = _unpack(held.load(), bits, dim=0 if is_gptq else 1), _unpack(zeros.load(), bits, dim=1)
         if not is_gptq:
             order = (torch.arange(0, columns, 8)[:, None] + torch.tensor(_AWQ_ORDER)).flatten()
             integers, zero = integers[:, order], zero[:, order]
@@ -201,10 +139,8 @@ def _unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
     return (packed.unsqueeze(dim + 1) >> shifts).bitwise_and_(2**bits - 1).flatten(dim, dim + 1)
 
 
-def _scaled(name: str, by_name: Named, config: Mapping[str, Any]) -> Made:
+def _scaled(held: StoredTensor, config: Config, scale: StoredTensor, zero: Part) -> Made:
     """Compute a weight with a scale of the tensor, of each row or of each block: W = (value - zero point) x scale."""
-    held, zero = by_name[name], by_name.get(f"{name}_zero_point")
-    scale = by_name.get(f"{name}_scale") or by_name[f"{name}_scale_inv"]
     rows, columns = (max(side, 1) for side in held.shape)
     block = config.get("weight_block_size")
     sides = (0, 0)
@@ -232,15 +168,144 @@ def _scaled(name: str, by_name: Named, config: Mapping[str, Any]) -> Made:
     return held.shape, load
 
 
+def _masked(held: StoredTensor, _: Config, mask: StoredTensor) -> Made:
+    """Compute a pruned weight."""
+    _check_fit(mask.shape == held.shape, held, mask)
+    return held.shape, lambda: held.load() * mask.load().to(held.dtype)
+
+
+def _normed(held: StoredTensor, _: Config, size: StoredTensor) -> Made:
+    """Compute a weight of weight norm: W = direction x size / norm of the direction."""
+    is_along = len(size.shape) == len(held.shape) and all(
+        length in (1, side) for length, side in zip(size.shape, held.shape, strict=True)
+    )
+    _check_fit(is_along or size.shape == (), held, size)
+    dims = [dim for dim, length in enumerate(size.shape) if length == 1] or None
+
+    def load() -> Tensor:
+        direction = held.load()
+        return direction.mul(size.load() / torch.linalg.vector_norm(direction, dim=dims, keepdim=True))
+
+    return held.shape, load
+
+
+def _spectrally_normed(held: StoredTensor, _: Config, left: StoredTensor, right: StoredTensor) -> Made:
+    """Compute a weight of spectral norm: W = weight / (u' weight v); its outputs may be the second dimension."""
+    count = math.prod(held.shape)
+    fits = [(left.shape, right.shape) == ((side,), (count // max(side, 1),)) for side in held.shape[:2]]
+    _check_fit(any(fits), held, left, right)
+
+    def load() -> Tensor:
+        weight = held.load()
+        matrix = weight if fits[0] else weight.transpose(0, 1)
+        return weight.div(left.load() @ (matrix.flatten(1) @ right.load()))
+
+    return held.shape, load
+
+
+def _check_fit(fits: bool, held: StoredTensor, *parts: StoredTensor) -> None:
+    """Refuse parts of a weight that torch would broadcast."""
+    if not fits:
+        shapes = [" x ".join(map(str, each.shape)) for each in (*parts, held)]
+        refuse(f"{quoted(parts[0].name)} ({' and '.join(shapes[:-1])}) does not fit {shapes[-1]}")
+
+
+class _Rule(NamedTuple):
+    """How a weight is computed from a tensor and others, whose names begin alike."""
+
+    stem: str  # end of the tensor's name
+    weight: str  # end of the weight's name
+    needs: tuple[str, ...]  # ends of the names of others that must be there
+    make: Callable[..., Made]
+    options: tuple[str, ...] = ()  # others that may be there
+    dtypes: tuple[torch.dtype, ...] = ()  # of matrices that are quantised; empty for weights that are not
+
+
+_PATH = "parametrizations.weight."
+_FOUR_BIT = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
+_RULES = (
+    _Rule("qweight", "weight", (), _packed, ("qzeros", "scales", "g_idx"), (torch.int32,)),
+    _Rule("weight", "weight", ("SCB",), _row_scaled, ("weight_format",), (torch.int8,)),
+    _Rule("", "", (".quant_state.bitsandbytes__nf4",), _four_bit, _FOUR_BIT, (torch.uint8,)),
+    _Rule("", "", (".quant_state.bitsandbytes__fp4",), _four_bit, _FOUR_BIT, (torch.uint8,)),
+    _Rule("", "", ("_scale",), _scaled, ("_zero_point",), (torch.int8, *_FLOAT8)),
+    _Rule("", "", ("_scale_inv",), _scaled, ("_zero_point",), (torch.int8, *_FLOAT8)),
+    _Rule("weight_orig", "weight", ("weight_mask",), _masked),
+    _Rule("weight_orig", "weight", ("weight_u", "weight_v"), _spectrally_normed),
+    _Rule("weight_v", "weight", ("weight_g",), _normed),
+    _Rule(f"{_PATH}original1", "weight", (f"{_PATH}original0",), _normed),
+    _Rule(f"{_PATH}original", "weight", (f"{_PATH}0._u", f"{_PATH}0._v"), _spectrally_normed),
+)
+
+
+def derive_weights(tensors: Sequence[StoredTensor], folder: Path | None) -> list[StoredTensor]:
+    """Replace tensors of which a weight is made by the weight, and mark the others that it is made of.
+
+    Args:
+        tensors: Tensors of a checkpoint.
+        folder: Folder that may have a configuration with the packing of quantised weights.
+    """
+    by_name = {tensor.name: tensor for tensor in tensors}
+    made: dict[str, StoredTensor] = {}
+    parts: set[str] = set()
+    names = set(by_name)
+    config = cache(partial(_config, folder))
+    for tensor in by_name.values():
+        rule, module = _rule_of(tensor, by_name)
+        if rule is not None:
+            name = tensor.name if module + rule.weight in names else module + rule.weight
+            others = [module + each for each in (*rule.needs, *rule.options)]
+            made[tensor.name] = _make(rule, name, config, tensor, [by_name.get(each) for each in others])
+            names.add(name)
+            parts.update(others)
+    return [
+        made[name] if name in made else replace(tensor, problem=_PART) if name in parts else tensor
+        for name, tensor in by_name.items()
+    ]
+
+
+def _rule_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> tuple[_Rule | None, str]:
+    """Return the rule by which a weight is made of a tensor, and the beginning of its name."""
+    for rule in _RULES:
+        is_kind = len(tensor.shape) == 2 and tensor.dtype in rule.dtypes if rule.dtypes else len(tensor.shape) > 1
+        if is_kind and tensor.name.endswith(rule.stem):
+            module = tensor.name.removesuffix(rule.stem)
+            if all(module + each in by_name for each in rule.needs):
+                return rule, module
+    return None, ""
+
+
+def _make(
+    rule: _Rule, name: str, config: Callable[[], Config], tensor: StoredTensor, others: Sequence[Part]
+) -> StoredTensor:
+    """Describe a weight; if it cannot be computed, that is the problem of the tensor."""
+    dtype = torch.float32 if rule.dtypes else tensor.dtype
+    try:
+        for part in (tensor, *others):
+            if part is not None and part.problem:
+                refuse(f"{quoted(part.name)} is {part.problem}")
+        shape, load = rule.make(tensor, config(), *others)
+        num_elements(f"weight {quoted(name)}", shape)
+        return StoredTensor(name, shape, dtype, load, tensor.tie)
+    except WeightError as err:
+        return unreadable(tensor.shape, str(err), dtype, name)
+
+
+def _config(folder: Path | None) -> Config:
+    """Read how a model was quantised from the configuration beside its weights; empty if it is not there."""
+    for file in _CONFIGS:
+        if folder is not None and os.path.isfile(folder / file):
+            content = read_json(inside(folder, file))
+            nested = content.get("quantization_config", content if file == _CONFIGS[1] else {})
+            return nested if isinstance(nested, dict) else {}
+    return {}
+
+
 # LoRA as peft saves it: each pair of factors is the product that it adds to a weight
 
 
-def lora_products(tensors: Sequence[StoredTensor], config: Mapping[str, Any]) -> list[StoredTensor]:
-    """Return the products of an adapter's factors, and the other tensors under the names of the model.
-
-    Raises:
-        CheckpointError: If it is not LoRA, or its factors do not belong together.
-    """
+def lora_products(tensors: Sequence[StoredTensor], config: Config) -> list[StoredTensor]:
+    """Return the products of an adapter's factors, and the other tensors under the names of the model."""
     kind, alpha, alpha_of = config.get("peft_type"), config.get("lora_alpha"), config.get("alpha_pattern") or {}
     if kind != "LORA":
         raise CheckpointError(f"is an adapter of type {quoted(kind)}; only LORA is read")
@@ -276,21 +341,21 @@ def _is_meant(pattern: str, layer: str) -> bool:
 
 
 def _product(layer: str, pair: Mapping[str, StoredTensor], alpha: Any, is_root: bool) -> StoredTensor:
-    down, up = pair.get("A"), pair.get("B")
-    if down is None or up is None:
+    """Describe scale x B @ A by a small matrix with its singular values: with B = Qb Rb and A' = Qa Ra it is Rb Ra'."""
+    if len(pair) < 2:
         return unreadable(pair[min(pair)].shape, f"lora_{min(pair)} without its partner", name=layer)
+    down, up = pair["A"], pair["B"]
     rank = down.shape[0] if down.shape else 0
     fits = min(len(down.shape), len(up.shape)) > 1 and rank > 0 and math.prod(up.shape[1:]) == rank
     is_real = down.dtype.is_floating_point and up.dtype.is_floating_point
     if not fits or not is_real or down.problem or up.problem:
         return unreadable(down.shape, "made of a lora_A and a lora_B that cannot be multiplied", name=layer)
     dtype = torch.float64 if torch.float64 in (down.dtype, up.dtype) else torch.float32
-    load = partial(_load_core, down, up, alpha / (math.sqrt(rank) if is_root else rank), dtype)
+    scale: float = alpha / (math.sqrt(rank) if is_root else rank)
+
+    def load() -> Tensor:
+        of_down: Tensor = torch.linalg.qr(down.load().flatten(1).T.to(dtype), mode="r").R
+        of_up: Tensor = torch.linalg.qr(up.load().flatten(1).to(dtype), mode="r").R
+        return scale * of_up @ of_down.T
+
     return StoredTensor(layer, (up.shape[0], math.prod(down.shape[1:])), dtype, load, rank=rank)
-
-
-def _load_core(down: StoredTensor, up: StoredTensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Compute a small matrix with the singular values of scale x B @ A: with B = Qb Rb and A' = Qa Ra it is Rb Ra'."""
-    of_down: Tensor = torch.linalg.qr(down.load().flatten(1).T.to(dtype), mode="r").R
-    of_up: Tensor = torch.linalg.qr(up.load().flatten(1).to(dtype), mode="r").R
-    return scale * of_up @ of_down.T

@@ -6,10 +6,11 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -52,19 +53,11 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }  # fmt: skip
-_MOST_UNFOLDED = 100
+_MOST_UNFOLDED, _STEP_BYTES = 100, 1 << 20
 _MOST_NPY_HEADER, _MOST_ARRAYS = 10_000, 10_000
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a member: the lengths of its name and of what follows the name
-_BROKEN = (
-    zipfile.BadZipFile,
-    NotImplementedError,
-    EOFError,
-    ValueError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    OSError,
-)
+_BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, OverflowError,
+           NotImplementedError)  # fmt: skip
 _EXPORTED = "data/weights/model_weights_config.json"
 _SCALAR_TYPES = {  # the numbers that torch.export gives to dtypes
     1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16, 7: torch.float32,
@@ -73,11 +66,7 @@ _SCALAR_TYPES = {  # the numbers that torch.export gives to dtypes
 
 
 def read_content(path: Path) -> Any:
-    """Read the content of a file: objects, which hold tensors in mappings from names.
-
-    Raises:
-        CheckpointError: If the format is not supported, or the file is broken or malicious.
-    """
+    """Read the content of a file: objects, which hold tensors in mappings from names."""
     file = Section(path)
     head, suffix = file.read(_HEAD_BYTES), path.suffix.lower()
     file.seek(0)
@@ -107,10 +96,7 @@ def _refuse_others(head: bytes, suffix: str) -> None:
 
 
 def _read_safetensors(file: Section) -> dict[str, StoredTensor]:
-    """Read the header of a safetensors file and sort the names in natural order.
-
-    The package does not check three things: the size of the header, duplicate names, and extra keys of an entry.
-    """
+    """Read the header of a safetensors file, whose size and repeated names the package does not check."""
     length = int.from_bytes(file.read(8), "little")
     if file.num_bytes < 8 or length > file.num_bytes - 8:
         raise CheckpointError(f"the safetensors header claims {length:,} bytes, the file has {file.num_bytes:,}")
@@ -144,7 +130,7 @@ def _opened(file: Section) -> Iterator[Any]:
     """Open a file with the package; the file must not change meanwhile."""
     from safetensors import SafetensorError, safe_open  # not needed for other formats
 
-    file.open().close()
+    file.check()
     try:
         with safe_open(file.path, framework="pt") as opened:
             yield opened
@@ -155,7 +141,7 @@ def _opened(file: Section) -> Iterator[Any]:
             ) from err
         said = " ".join(str(err).split())
         raise CheckpointError(f"the safetensors file is broken or cut off: {quoted(said)[1:-1]}") from err
-    file.open().close()
+    file.check()
 
 
 # zip archives: torch.save, TorchScript, torch.export, NumPy
@@ -163,111 +149,78 @@ def _opened(file: Section) -> Iterator[Any]:
 
 def read_archive(file: Section) -> Any:
     """Read the content of an archive; that of TorchScript without its program."""
-    archive = _Archive(file)
-    if archive.has("data.pkl"):
-        return archive.pickled()
-    if archive.has(_EXPORTED):
-        return dict(_exported(archive))
-    if archive.members and all(name.endswith(".npy") for name in archive.members):
-        if len(archive.members) > _MOST_ARRAYS:
-            raise CheckpointError(f"the archive has {len(archive.members):,} arrays, more than {_MOST_ARRAYS:,}")
-        return {name.removesuffix(".npy"): _npy(archive, name) for name in archive.members}
-    raise CheckpointError(f"it is a zip archive of none of the kinds that are read: {_READABLE}")
-
-
-class _Archive:
-    """The members of an archive.
-
-    Raises:
-        CheckpointError: If the archive is broken, is not one of tensors, or has what ``torch.save`` never writes: two
-            members of one name, encryption, names that lead elsewhere, or contents that unfold more than a
-            hundredfold.
-    """
-
-    def __init__(self, file: Section) -> None:
-        self.file = file
-        with _broken_is_refused():
-            self.zip = zipfile.ZipFile(file)
-        self.members = {info.filename: info for info in self.zip.infolist()}
-        self._check(file.seek(0, io.SEEK_END))
-        self.root = _root(list(self.members))
-        self.storages: dict[tuple[str, torch.dtype], Storage] = {}
-        self.verified: set[str] = set()
-        if self.has("byteorder") and b"big" in self.small("byteorder", MOST_INDEX_BYTES)[:16]:
+    archive, members = _members(file)
+    names = [name for name in members if name.split("/")[1:] in (["data.pkl"], _EXPORTED.split("/"))]
+    if len(names) == 1:
+        root, _, kind = names[0].partition("/")
+        held = {name.removeprefix(f"{root}/"): each for name, each in members.items() if name.startswith(f"{root}/")}
+        if b"big" in _content(held, "byteorder", MOST_INDEX_BYTES)[:16]:
             raise CheckpointError("it was written on a big-endian machine: load and save it there as safetensors")
+        return _read_pickled(held) if kind == "data.pkl" else dict(_exported(held))
+    if not members or names or not all(name.endswith(".npy") for name in members):
+        raise CheckpointError(f"it is a zip archive of none of the kinds that are read: {_READABLE}")
+    if len(members) > _MOST_ARRAYS:
+        raise CheckpointError(f"the archive has {len(members):,} arrays, more than {_MOST_ARRAYS:,}")
+    return {name.removesuffix(".npy"): _npy(archive, name, each) for name, each in members.items()}
 
-    def _check(self, num_bytes: int) -> None:
-        members = self.zip.infolist()
-        if len(self.members) < len(members):
-            raise CheckpointError("the archive has two members of one name")
-        for info in members:
-            if not _is_plain(info):
-                raise CheckpointError(f"the archive has a member called {quoted(info.orig_filename)}")
-            if info.flag_bits & 1:
-                raise CheckpointError("the archive is encrypted")
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise CheckpointError("the archive is compressed in a way that torch does not read")
-            if not 0 <= info.header_offset <= info.header_offset + info.compress_size < num_bytes:
-                raise CheckpointError(f"the archive is broken: {quoted(info.filename)} lies outside of it")
-            if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-                raise CheckpointError(f"the archive gives two sizes for {quoted(info.filename)}")
-        ordered = sorted(members, key=lambda info: info.header_offset)
-        for info, after in pairwise(ordered):
-            if info.header_offset + _LOCAL_HEADER.size + len(info.filename) + info.compress_size > after.header_offset:
-                raise CheckpointError(f"the archive has {quoted(after.filename)} inside {quoted(info.filename)}")
-        if (unfolded := sum(info.file_size for info in members)) > _MOST_UNFOLDED * num_bytes:
-            raise CheckpointError(
-                f"the archive of {num_bytes:,} bytes unfolds to {unfolded:,}, more than a hundredfold"
-            )
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a member of this name."""
-        return self.root + name in self.members
+def _members(file: Section) -> tuple[zipfile.ZipFile, dict[str, Storage]]:
+    """Return an archive and its members, which must be as torch.save or NumPy write them."""
+    with _broken_is_refused():
+        archive = zipfile.ZipFile(file)
+    infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
+    for info, after in zip_longest(infos, infos[1:]):
+        if flaw := _flaw(info, after, file.num_bytes):
+            raise CheckpointError(f"the archive {flaw}")
+    if (unfolded := sum(info.file_size for info in infos)) > _MOST_UNFOLDED * file.num_bytes:
+        size = f"{file.num_bytes:,} bytes"
+        raise CheckpointError(f"the archive of {size} unfolds to {unfolded:,}, more than a hundredfold")
+    verified: set[str] = set()
+    members = {
+        info.filename: Storage(info.file_size, partial(_read_member, file, archive, info, verified))
+        for info in archive.infolist()
+    }
+    if len(members) < len(infos):
+        raise CheckpointError("the archive has two members of one name")
+    return archive, members
 
-    def storage(self, name: str, dtype: torch.dtype = torch.uint8) -> Storage:
-        """Return the bytes of a member."""
-        info = self.members.get(self.root + name)
-        if info is None:
-            raise CheckpointError(f"the archive lacks {quoted(name)}")
-        return Storage(info.file_size, partial(self._read, info), dtype)
 
-    def _read(self, info: zipfile.ZipInfo, start: int, count: int) -> Tensor:
-        """Read some bytes of a member; the first read compares its checksum, which zipfile does at the end."""
-        self.file.block = b""  # read ahead, maybe before the file changed
-        with _broken_is_refused(), self.zip.open(info) as member:
-            # torch.serialization.set_crc32_options(False) writes 0 for the checksum
-            if info.filename not in self.verified and info.CRC != 0 and count < info.file_size:
-                while member.read(1 << 20):
-                    pass
-            elif info.compress_type != zipfile.ZIP_STORED or (count == info.file_size and info.CRC != 0):
-                return read_tensor(member, start, count)
-            self.verified.add(info.filename)
-            if info.compress_type != zipfile.ZIP_STORED:
-                return read_tensor(member, start, count)
-            # seeking in a member would read all that is in front
-            self.file.seek(info.header_offset)
-            front = _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(self.file.read(_LOCAL_HEADER.size)))
-            return read_tensor(self.file, info.header_offset + front + start, count)
+def _flaw(info: zipfile.ZipInfo, after: zipfile.ZipInfo | None, num_bytes: int) -> str:
+    """Return how a member differs from those that ``torch.save`` writes, given the next one; empty if it does not."""
+    path = PurePosixPath(info.filename)
+    end = info.header_offset + _LOCAL_HEADER.size + len(info.filename) + info.compress_size
+    if path.is_absolute() or ".." in path.parts or "\\" in info.orig_filename or info.orig_filename != info.filename:
+        return f"has a member called {quoted(info.orig_filename)}"
+    if info.flag_bits & 1:
+        return "is encrypted"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return "is compressed in a way that torch does not read"
+    if not 0 <= info.header_offset < end < num_bytes:
+        return f"is broken: {quoted(info.filename)} lies outside of it"
+    if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+        return f"gives two sizes for {quoted(info.filename)}"
+    if after is not None and end > after.header_offset:
+        return f"has {quoted(after.filename)} inside {quoted(info.filename)}"
+    return ""
 
-    def small(self, name: str, most: int) -> bytes:
-        """Read all of a member that describes others."""
-        held = self.storage(name)
-        if held.num_bytes > most:
-            raise CheckpointError(f"{name} has {held.num_bytes:,} bytes, more than {most:,}")
-        return held.read(0, held.num_bytes).numpy().tobytes()
 
-    def pickled(self) -> Any:
-        """Read the pickle, with the archive's storages in it."""
-        return read_pickle(io.BytesIO(self.small("data.pkl", MOST_PICKLE_BYTES)), self._storage_of)
-
-    def _storage_of(self, key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
-        """Return a storage, which must have as many bytes as the pickle says."""
-        known = self.storages.setdefault((key, dtype), self.storage(f"data/{key}", dtype))
-        if known.num_bytes != num_bytes:
-            raise CheckpointError(
-                f"storage {quoted(key)} should have {num_bytes:,} bytes, the archive has {known.num_bytes:,}"
-            )
-        return known
+def _read_member(
+    file: Section, archive: zipfile.ZipFile, info: zipfile.ZipInfo, verified: set[str], start: int, count: int
+) -> Tensor:
+    """Read some bytes of a member; zipfile compares its checksum at the end, so the first read reads all of it."""
+    file.check()
+    # torch.serialization.set_crc32_options(False) writes 0 for the checksum
+    if info.compress_type == zipfile.ZIP_STORED and (info.CRC == 0 or info.filename in verified):
+        front = file.tensor(info.header_offset, _LOCAL_HEADER.size).numpy().tobytes()
+        return file.tensor(info.header_offset + len(front) + sum(_LOCAL_HEADER.unpack(front)) + start, count)
+    with _broken_is_refused(), archive.open(info) as member:
+        for place in range(0, start, _STEP_BYTES):
+            member.read(min(_STEP_BYTES, start - place))
+        data = read_tensor(member, count)
+        while member.read(_STEP_BYTES):
+            pass
+    verified.add(info.filename)
+    return data
 
 
 @contextmanager
@@ -279,23 +232,33 @@ def _broken_is_refused() -> Iterator[None]:
         raise CheckpointError(f"the archive is broken or cut off ({said})") from err
 
 
-def _is_plain(info: zipfile.ZipInfo) -> bool:
-    path = PurePosixPath(info.filename)
-    is_relative = not path.is_absolute() and ".." not in path.parts and "\\" not in info.orig_filename
-    return is_relative and info.orig_filename == info.filename
+def _content(members: Mapping[str, Storage], name: str, most: int) -> bytes:
+    """Read all of a member that describes others; empty if it is not there."""
+    if name not in members:
+        return b""
+    held = members[name]
+    if held.num_bytes > most:
+        raise CheckpointError(f"{name} has {held.num_bytes:,} bytes, more than {most:,}")
+    return held.read(0, held.num_bytes).numpy().tobytes()
 
 
-def _root(names: list[str]) -> str:
-    """Return the folder in the archive that holds everything, with its slash; arrays of NumPy stand at the top."""
-    roots = [name.partition("/")[0] for name in names if name.split("/")[1:] in (["data.pkl"], _EXPORTED.split("/"))]
-    if len(roots) > 1:
-        raise CheckpointError(f"it is a zip archive with two pickles, which is not read: {_READABLE}")
-    return f"{roots[0]}/" if roots else ""
+def _read_pickled(members: Mapping[str, Storage]) -> Any:
+    """Read the pickle of an archive, with the archive's storages in it."""
+    storages: dict[tuple[str, torch.dtype], Storage] = {}
+
+    def storage_of(key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
+        held = members.get(f"data/{key}")
+        if held is None or held.num_bytes != num_bytes:
+            has = "lacks it" if held is None else f"has {held.num_bytes:,}"
+            raise CheckpointError(f"storage {quoted(key)} should have {num_bytes:,} bytes, the archive {has}")
+        return storages.setdefault((key, dtype), replace(held, dtype=dtype))
+
+    return read_pickle(io.BytesIO(_content(members, "data.pkl", MOST_PICKLE_BYTES)), storage_of)
 
 
-def _exported(archive: _Archive) -> Iterator[tuple[str, StoredTensor]]:
+def _exported(members: Mapping[str, Storage]) -> Iterator[tuple[str, StoredTensor]]:
     """Iterate over the weights of ``torch.export``."""
-    config = parse_json(archive.small(_EXPORTED, MOST_INDEX_BYTES), _EXPORTED).get("config")
+    config = parse_json(_content(members, _EXPORTED, MOST_INDEX_BYTES), _EXPORTED).get("config")
     for name, entry in config.items() if isinstance(config, dict) else ():
         match entry:
             case {"path_name": str() as file, "use_pickle": False, "tensor_meta": {
@@ -306,15 +269,14 @@ def _exported(archive: _Archive) -> Iterator[tuple[str, StoredTensor]]:
                     [each.get("as_int") if isinstance(each, dict) else None for each in sides]
                     for sides in (sizes, strides)
                 )
-                yield name, view(archive.storage(f"data/weights/{file}", _SCALAR_TYPES[kind]), offset, shape, stride)
+                yield name, view(members.get(f"data/weights/{file}"), offset, shape, stride, _SCALAR_TYPES[kind])
             case _:
                 raise CheckpointError(f"{_EXPORTED} describes {quoted(name)} in a way that is not read")
 
 
-def _npy(archive: _Archive, name: str) -> StoredTensor:
+def _npy(archive: zipfile.ZipFile, name: str, held: Storage) -> StoredTensor:
     """Describe an array of NumPy by its header."""
-    held = archive.storage(name)
-    with _broken_is_refused(), archive.zip.open(archive.members[name]) as member:
+    with _broken_is_refused(), archive.open(name) as member:
         front = io.BytesIO(member.read(_MOST_NPY_HEADER))
     try:
         read_header = npy.read_array_header_1_0 if npy.read_magic(front) == (1, 0) else npy.read_array_header_2_0
@@ -322,6 +284,5 @@ def _npy(archive: _Archive, name: str) -> StoredTensor:
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError) as err:
         raise CheckpointError("an array has a header that NumPy never writes") from err
     start = front.tell()
-    # all of the member is read, for its checksum
-    data = Storage(held.num_bytes - start, lambda offset, count: held.read(0, held.num_bytes)[start + offset :][:count])
+    data = Storage(held.num_bytes - start, lambda offset, count: held.read(start + offset, count))
     return array(data, dtype.str, shape, is_fortran=is_fortran)

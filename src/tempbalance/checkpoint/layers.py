@@ -7,19 +7,16 @@ model and its state dict give the same table.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from tempbalance.checkpoint.tensors import StoredTensor
-from tempbalance.errors import WeightError, quoted
 from tempbalance.model.layers import Layer, is_bias, is_embedding_name, mark_tied
 from tempbalance.spectral.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
 
@@ -67,27 +64,23 @@ def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()
         if not any(len(each.shape) == 3 and _matches(name, pattern) for name, each in by_name.items()):
             raise ValueError(f"stacked pattern {pattern!r} matches no tensor of three dimensions")
     found = Inferred()
-    ties, names, outputs = [], set(by_name), _Outputs()
+    ties, names = [], set(by_name)
     for tensor in by_name.values():
-        made_of = _made_of(tensor, by_name)
-        reason = "" if made_of else _why_none(tensor, by_name)
-        if reason:
+        if reason := _why_none(tensor, by_name):
             found.others[tensor.name] = reason
             continue
-        layer = _layer(made_of or tensor, by_name, stacked)
-        layer.skipped = made_of.problem if made_of and made_of.problem else layer.skipped
+        layer = _layer(tensor, by_name, stacked)
         if layer.name in names:  # "fc" beside "fc.weight"
             layer.name = tensor.name
         names.add(layer.name)
-        outputs.add(layer)
         found.layers.append(layer)
         found.largest = max(found.largest, 0 if layer.skipped else tensor.num_bytes)
         ties.append(tensor.tie)
         found.tensors[tensor.name] = layer.name
         if tensor.rank is not None:
             found.ranks[layer.name] = tensor.rank
+    _cut_groups(found.layers)
     mark_tied(found.layers, ties)
-    _cut_groups(found.layers, outputs)
     return found
 
 
@@ -106,68 +99,6 @@ def _beside(tensor: StoredTensor, key: str, by_name: Mapping[str, StoredTensor])
     return by_name.get(f"{owner}.{key}" if owner else key)
 
 
-def _masked(weight: Tensor, mask: Tensor) -> Tensor:
-    return weight * mask.to(weight.dtype)
-
-
-def _normed(direction: Tensor, size: Tensor) -> Tensor:
-    dims = [dim for dim, length in enumerate(size.shape) if length == 1] or None
-    length = torch.linalg.vector_norm(direction, dim=dims, keepdim=True)
-    return direction.mul(size / length)
-
-
-def _spectrally_normed(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    matrix = weight if len(left) == weight.shape[0] else weight.transpose(0, 1)  # of a transposed convolution
-    return weight.div(left @ (matrix.flatten(1) @ right))
-
-
-_PATH = "parametrizations.weight."
-_MADE_OF: tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...] = (  # parts of a weight, how to combine them
-    ("weight_orig", ("weight_mask",), _masked),
-    ("weight_orig", ("weight_u", "weight_v"), _spectrally_normed),
-    ("weight_v", ("weight_g",), _normed),
-    (f"{_PATH}original1", (f"{_PATH}original0",), _normed),
-    (f"{_PATH}original", (f"{_PATH}0._u", f"{_PATH}0._v"), _spectrally_normed),
-)
-
-
-def _made_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> StoredTensor | None:
-    """Return the effective weight where the file has its parts: weight norm, spectral norm or pruning."""
-    for stem, others, combine in _MADE_OF:
-        owner = tensor.name.removesuffix(stem)
-        names = [owner + other for other in others]
-        if owner == tensor.name or len(tensor.shape) < 2 or not all(name in by_name for name in names):
-            continue
-        parts = [tensor, *(by_name[name] for name in names)]
-        load = partial(_combined, combine, *(part.load for part in parts))
-        problem = next(
-            (f"{quoted(part.name)} is {part.problem}" for part in parts if part.problem), _misfit(combine, parts)
-        )
-        return StoredTensor(f"{owner}weight", tensor.shape, tensor.dtype, load, tensor.tie, problem=problem)
-    return None
-
-
-def _misfit(combine: Callable[..., Tensor], parts: Sequence[StoredTensor]) -> str:
-    """Return why parts cannot be combined, even if torch would broadcast them; empty if they can."""
-    shape, *others = (part.shape for part in parts)
-    if combine is _masked:
-        fits = others[0] == shape
-    elif combine is _normed:
-        is_along = len(others[0]) == len(shape)
-        fits = others[0] == () or (is_along and all(a in (1, b) for a, b in zip(others[0], shape, strict=True)))
-    else:
-        fits = any(others == [(shape[dim],), (math.prod(shape) // max(shape[dim], 1),)] for dim in (0, 1))
-    sides = " and ".join(" x ".join(map(str, other)) for other in others)
-    return "" if fits else f"{quoted(parts[1].name)} ({sides}) does not fit {' x '.join(map(str, shape))}"
-
-
-def _combined(combine: Callable[..., Tensor], *loads: Callable[[], Tensor]) -> Tensor:
-    try:
-        return combine(*(load() for load in loads))
-    except RuntimeError as err:
-        raise WeightError(f"its parts cannot be combined: {str(err).splitlines()[0]}") from err
-
-
 def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
     """Return why a tensor is not a layer; empty if it is one."""
     owner, key = _split(tensor.name)
@@ -182,8 +113,6 @@ def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
         return "bias"
     if _LORA.search(tensor.name):
         return "factor of a LoRA product: its scaling is not in the file"
-    if any(tensor.name.endswith(part) for _, others, _ in _MADE_OF for part in others):
-        return "part of a weight, scored with it"
     if ".parametrizations." in f".{owner}.":
         return "made into a weight by a parametrization that the file does not hold"
     if 0 in tensor.shape:
@@ -254,53 +183,35 @@ def _gates(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
     return {4: "ifgo", 3: "rzn"}.get(tensor.shape[0] // hidden if hidden else 0, "")
 
 
-class _Outputs:
-    """Number of outputs of each layer, from which the groups of a kernel are inferred."""
-
-    def __init__(self) -> None:
-        self.before: dict[str, int] = {}
-        self.known: Counter[int] = Counter()
-        self.latest = 0
-
-    def add(self, layer: Layer) -> None:
-        """Record the outputs of a layer and of the layer before it; a shortcut does not count as before."""
-        self.before[layer.name] = self.latest
+def _cut_groups(layers: Iterable[Layer]) -> None:
+    """Cut kernels into groups where they take fewer channels than the layers before them give."""
+    before: dict[str, int] = {}  # outputs of the layer before each; those of a shortcut do not count
+    known: Counter[int] = Counter()
+    latest = 0
+    for layer in layers:
+        before[layer.name] = latest
         if not layer.skipped:
             num_out = layer.shape[layer.out_dim]
-            self.known[num_out] += 1
-            self.latest = self.latest if _SHORTCUT.search(layer.name) else num_out
-
-
-def _cut_groups(layers: Iterable[Layer], outputs: _Outputs) -> None:
-    """Cut kernels into groups where they take fewer channels than the layers before them give."""
+            known[num_out] += 1
+            latest = latest if _SHORTCUT.search(layer.name) else num_out
     kernels = [layer for layer in layers if layer.cut is cut_convolution and len(layer.shape) > 2]
     single = [layer for layer in kernels if layer.shape[1] == 1 and layer.out_dim == 0]
-    inputs = [_COLOURS, *(layer.shape[1] for layer in kernels[:1] if layer.shape[1] not in {1, *outputs.known})]
-    takes_more = any(layer.shape[1] in inputs for layer in kernels)
-    if single and not takes_more:  # the outermost one takes gray images
+    inputs = [_COLOURS, *(layer.shape[1] for layer in kernels[:1] if layer.shape[1] not in {1, *known})]
+    if single and not any(layer.shape[1] in inputs for layer in kernels):  # the outermost one takes gray images
         single.remove(min(single, key=lambda layer: layer.name.count(".")))
-    for layer in kernels:
-        if layer.shape[1] > 1:
-            layer.cut = partial(cut_convolution, groups=_groups(layer, outputs))
-    for layer in single:
-        layer.cut = partial(cut_convolution, groups=_depth(layer, outputs))
+    for layer in [*single, *(layer for layer in kernels if layer.shape[1] > 1)]:
+        layer.cut = partial(cut_convolution, groups=_groups(layer, before[layer.name], known))
 
 
-def _depth(layer: Layer, outputs: _Outputs) -> int:
-    """Return the groups of a kernel with one input channel per group."""
-    num_out, before = layer.shape[0], outputs.before[layer.name]
-    if num_out == before or outputs.known[num_out] > 1:  # another layer gives as many
-        return num_out
-    return before if before and num_out % before == 0 else 1
-
-
-def _groups(layer: Layer, outputs: _Outputs) -> int:
-    """Return the groups of a kernel with several input channels per group."""
+def _groups(layer: Layer, before: int, known: Counter[int]) -> int:
+    """Return the groups of a kernel, from the outputs of the layer before it and of all layers."""
     num_out, num_in = layer.shape[:2]
-    before = outputs.before[layer.name]
+    if num_in == 1:
+        is_depthwise = num_out == before or known[num_out] > 1  # another layer gives as many
+        return num_out if is_depthwise else before if before and num_out % before == 0 else 1
     is_plain = layer.out_dim == 1 or num_in == _COLOURS or num_in >= before
     if is_plain or before % num_in or num_out % (before // num_in):
         return 1
     # as many outputs as the layer before it, not a shortcut's 1 x 1 kernel nor a deconvolution's even one
     is_grouped = num_out == before and all(side > 1 and side % 2 for side in layer.shape[2:])
-    return before // num_in if is_grouped or num_in not in outputs.known else 1
+    return before // num_in if is_grouped or num_in not in known else 1

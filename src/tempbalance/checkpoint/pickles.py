@@ -1,9 +1,9 @@
-"""Pickles, read by Python's own Unpickler with an inert stand-in for every name.
+"""Pickles, read by Python's own Unpickler without its calls.
 
-Nothing that a file names is imported or called. Before the Unpickler, a pass over the instructions bounds how many
-there are, what they may refer to, and how much hashing they ask for; it refuses a key that a mapping has twice. A class
-or function becomes a subclass of `Inert`, which keeps the arguments, state and items that it is given; the functions
-that rebuild tensors give a `StoredTensor`.
+The instructions that import, call, set attributes or hash are replaced: a name, and every call of one, becomes an
+`Inert`, which keeps the arguments, state and items that it is given; the functions that rebuild tensors give a
+`StoredTensor`. Keys of mappings are text or small integers, and objects by identity: a tuple or a large integer could
+be made to take for ever to hash. The number of instructions and bytes is bounded.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ import io
 import math
 import pickle
 import pickletools
+import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tempbalance.checkpoint.tensors import Storage, StoredTensor, num_elements, read_tensor, unreadable, view
+from tempbalance.checkpoint.tensors import (
+    MOST_PICKLE_BYTES,
+    Section,
+    Storage,
+    StoredTensor,
+    num_elements,
+    unreadable,
+    view,
+)
 from tempbalance.errors import CheckpointError, quoted
 
 # a tensor takes 30 of them: enough for 33,000 tensors, and read in a few seconds
 _MOST_INSTRUCTIONS = 1_000_000
 _FEW_INSTRUCTIONS = 1000  # of the pickles around the one that describes tensors
-_MOST_NAMES, _MOST_EMBEDDED = 10_000, 10_000
-# Work counts every value that an instruction consumes, a tuple with all that it holds: what hashing it would cost.
-# A key whose hash a file could choose (a tuple, an integer beyond 64 bits) counts a thousand: at most 20,000 collide.
-_MOST_WORK, _CHOSEN_HASH = 20_000_000, 1000
-_REFUSED = {"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"}
-_KEYED = {"SETITEM", "SETITEMS", "ADDITEMS", "FROZENSET", "DICT"}
-_MAPPINGS = {"SETITEM", "SETITEMS", "DICT"}
-_MOST_KEPT = 200  # characters of a key
-_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_MOST_EMBEDDED, _MOST_DIGITS = 10_000, 1000
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _STORAGES = {
@@ -54,7 +55,179 @@ _DTYPES: dict[str, torch.dtype] = {
     "torch.storage.UntypedStorage": torch.uint8,
 }
 
+_BROKEN = (pickle.UnpicklingError, EOFError, struct.error, ValueError, LookupError, TypeError, AttributeError,
+           OverflowError, MemoryError, RecursionError)  # fmt: skip
+
 StorageOf = Callable[[str, torch.dtype, int], Storage]
+
+
+@dataclass(eq=False, slots=True)
+class Inert:
+    """A class or function that a pickle names, or an object made by calling it.
+
+    Attributes:
+        name: The full name.
+        args: Arguments of the call.
+        state: State set by the pickle.
+        items: Its items with their keys; those of a list or set with numbers.
+    """
+
+    name: str
+    args: tuple[object, ...] = ()
+    state: object = None
+    items: dict[object, object] = field(default_factory=dict)
+
+    def append(self, item: object) -> None:
+        """Keep an item of a list or set."""
+        _set_item(self.items, len(self.items), item)
+
+
+def _set_item(items: dict[object, object], key: object, value: object) -> None:
+    """Set an item whose key must be new; the second of two equal keys would replace the first silently."""
+    is_plain = type(key) is str or (type(key) is int and key.bit_length() < 64) or isinstance(key, Inert)
+    key = key if is_plain else Inert("key", (key,))
+    if key in items:
+        raise CheckpointError(f"its pickle has the key {quoted(key)} twice in one mapping")
+    items[key] = value
+
+
+class _Instructions(dict[int, Callable[[Any], None]]):
+    """What the Unpickler does at each instruction, up to a number of instructions."""
+
+    def __init__(self, known: dict[int, Callable[[Any], None]], most: int) -> None:
+        super().__init__(known)
+        self.left = most
+
+    def __getitem__(self, code: int) -> Callable[[Any], None]:
+        self.left -= 1
+        if self.left < 0:
+            raise CheckpointError("its pickle has more instructions than tensors could need")
+        if code in self:
+            return super().__getitem__(code)
+        for each in pickletools.opcodes:
+            if each.code == chr(code):
+                raise CheckpointError(f"its pickle has the instruction {each.name}, which torch.save never writes")
+        raise ValueError(f"no instruction {code}")
+
+
+class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions can be replaced
+    stack: list[Any]
+    append: Callable[[object], None]
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, file: Any, storage_of: StorageOf | None, most: int, is_embedded: bool) -> None:
+        super().__init__(file, encoding="utf-8", errors="backslashreplace")
+        self.storage_of = storage_of
+        self.num_embedded, self.num_encoded = (_MOST_EMBEDDED if is_embedded else 0), 0
+        self.dispatch = _Instructions(_INSTRUCTIONS, most)  # type: ignore[misc]
+
+    def find_class(self, module: str, name: str) -> Any:
+        return Inert(f"{_RENAMED.get(module, module)}.{name}")
+
+    def persistent_load(self, pid: object) -> Any:
+        match pid:
+            case ("storage", Inert() as kind, str() as key, str(), int() as count, *views) if views in ([], [None]):
+                dtype = dtype_of(kind)
+                if dtype is None or not 0 <= count < 2**60:
+                    raise CheckpointError("its pickle describes a storage of no known type or length")
+                if self.storage_of is None:
+                    raise CheckpointError("its pickle refers to a storage where none belongs")
+                return self.storage_of(key, dtype, count * dtype.itemsize)
+            case ("module", Inert() as kind, *_):  # a class with its source, before torch 1.6
+                return kind
+        return Inert("persistent", (pid,))
+
+    def call(self, function: Any, args: Any) -> object:
+        """Return what stands for the result of a call."""
+        if not isinstance(function, Inert) or not isinstance(args, tuple):
+            raise CheckpointError(f"its pickle calls a {type(function).__name__}")
+        if function.name == "torch._tensor._rebuild_from_type_v2":
+            return self.call(args[0], args[2])
+        if function.name == "torch.storage._load_from_bytes":  # pickle.dump of a tensor embeds another file
+            self.num_embedded += 1
+            if self.num_embedded > _MOST_EMBEDDED or not isinstance(args[0], bytes):
+                raise CheckpointError("its pickle embeds another file where none belongs")
+            return read_stream(io.BytesIO(args[0]), most=_FEW_INSTRUCTIONS, is_embedded=True)
+        if function.name == "_codecs.encode" and isinstance(args[0], str):  # as protocol 2 writes bytes
+            self.num_encoded += len(args[0])
+            if self.num_encoded > MOST_PICKLE_BYTES:
+                raise CheckpointError("its pickle repeats its values beyond reason")
+            return args[0].encode("latin-1")
+        build = _BUILDERS.get(function.name)
+        if build is None:
+            return Inert(function.name, args)
+        if (built := build(*args)) is None:
+            raise CheckpointError(f"its pickle calls {quoted(function.name)} in a way that torch.save never does")
+        return built
+
+    def _instantiate(self, klass: object, args: list[object]) -> None:
+        self.append(self.call(klass, tuple(args)))
+
+    def load_reduce(self) -> None:
+        args, function = self.stack.pop(), self.stack.pop()
+        self.append(self.call(function, args))
+
+    def load_newobj_ex(self) -> None:
+        self.stack.pop()  # keyword arguments
+        self.load_reduce()
+
+    def load_build(self) -> None:
+        state, made = self.stack.pop(), self.stack[-1]
+        if not isinstance(made, Inert):
+            raise CheckpointError(f"its pickle sets the state of a {type(made).__name__}, which torch.save never does")
+        made.state = state
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
+
+    def load_setitems(self) -> None:
+        self._set_items(self.pop_mark())
+
+    def load_dict(self) -> None:
+        pairs = self.pop_mark()
+        self.append({})
+        self._set_items(pairs)
+
+    def _set_items(self, pairs: list[object]) -> None:
+        target = self.stack[-1]
+        items = target.items if isinstance(target, Inert) else target
+        if type(items) is not dict:
+            raise CheckpointError(f"its pickle sets items of a {type(items).__name__}")
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            _set_item(items, key, value)
+
+
+_INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
+    **pickle._Unpickler.dispatch,
+    **{code[0]: getattr(_Unpickler, name) for code, name in {
+        pickle.REDUCE: "load_reduce", pickle.NEWOBJ: "load_reduce", pickle.NEWOBJ_EX: "load_newobj_ex",
+        pickle.BUILD: "load_build", pickle.SETITEM: "load_setitem", pickle.SETITEMS: "load_setitems",
+        pickle.DICT: "load_dict", pickle.EMPTY_SET: "load_empty_list", pickle.ADDITEMS: "load_appends",
+        pickle.FROZENSET: "load_list", pickle.BYTEARRAY8: "load_binbytes8",
+    }.items()},
+}  # fmt: skip
+for _code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER):
+    del _INSTRUCTIONS[_code[0]]  # which torch.save never writes
+
+
+class _Window:
+    """The next bytes of a file, as many as a pickle may have."""
+
+    def __init__(self, file: io.BufferedIOBase) -> None:
+        self.file, self.left = file, MOST_PICKLE_BYTES
+
+    def read(self, count: int) -> bytes:
+        data = self.file.read(min(count, self.left))
+        self.left -= len(data)
+        return data
+
+    def readline(self) -> bytes:
+        line = self.file.readline(self.left)
+        self.left -= len(line)
+        if len(line) > _MOST_DIGITS and line.strip(b"-L\n").isdigit():
+            raise CheckpointError("its pickle has a number of more than a thousand digits")
+        return line
 
 
 def read_pickle(
@@ -71,234 +244,26 @@ def read_pickle(
         storage_of: Return the storage for a key, a dtype and a number of bytes.
         most: Largest number of instructions.
         is_embedded: Whether it is inside another pickle; it must not contain a further one.
-
-    Raises:
-        CheckpointError: If the pickle is broken, too long, or made to take memory or time.
     """
-    start = file.tell()
     try:
-        _bound(file, most)
-        end = file.tell()
-        file.seek(start)
-        content = io.BytesIO(file.read(end - start))
-        return _Unpickler(content, storage_of or _no_storage, is_embedded).load()
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, RecursionError) as err:
+        return _Unpickler(_Window(file), storage_of, most, is_embedded).load()
+    except _BROKEN as err:
         raise CheckpointError(f"its pickle is broken or cut off ({type(err).__name__})") from err
-    except (pickle.UnpicklingError, EOFError) as err:
-        raise CheckpointError("its pickle is broken or cut off") from err
 
 
-def _no_storage(*_: object) -> NoReturn:
-    raise CheckpointError("its pickle refers to a storage where none belongs")
-
-
-class _Weight(int):
-    """How much hashing a value costs; the value, if it is text or a number; the keys of a mapping."""
-
-    value: object = None
-    keys: set[object] | None = None
-
-
-def _bound(file: Any, most: int) -> None:
-    """Bound the instructions and the cost of hashing the values, tracked on a stack."""
-    stack: list[_Weight] = []
-    marks: list[int] = []
-    memo: dict[int, _Weight] = {}
-    work = 0
-    for count, (code, argument, _) in enumerate(pickletools.genops(file)):
-        name = code.name
-        if count > most:
-            raise CheckpointError(f"its pickle has more than {most:,} instructions")
-        if name in _REFUSED:
-            raise CheckpointError(f"its pickle has the instruction {name}, which torch.save never writes")
-        if name == "MARK":
-            marks.append(len(stack))
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            index = len(memo) if argument is None else argument
-            if not 0 <= index <= _MOST_INSTRUCTIONS:
-                raise CheckpointError(f"its pickle remembers a value under the number {quoted(index)}")
-            memo[index] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[argument or 0])
-        elif name == "DUP":
-            stack.append(stack[-1])
-        elif name == "POP" and marks and marks[-1] == len(stack):  # which takes the mark away
-            marks.pop()
-        elif not code.stack_before:
-            stack += [_weight(argument) for _ in code.stack_after]
-        else:
-            if pickletools.markobject in code.stack_before:
-                below = marks.pop()
-                taken = stack[below:]
-                stack[below:] = []
-                under = code.stack_before.index(pickletools.markobject)
-            else:
-                below, taken, under = 0, [], len(code.stack_before)
-            if under:
-                taken = stack[-under:] + taken
-                if len(stack) < under or (marks and len(stack) - under < marks[-1]):
-                    raise CheckpointError("its pickle takes more from its stack than is there")
-                del stack[-under:]
-            total = sum(taken)
-            work += total + (_chosen(name, taken, under) if name in _KEYED else 0)
-            if work > _MOST_WORK:
-                raise CheckpointError("its pickle nests or repeats its values beyond reason")
-            made = _Weight(1 + total if name in _TUPLES else 1)
-            if name in _MAPPINGS:
-                made = made if name == "DICT" else taken[0]
-                _add_keys(made, taken[1 if name == "SETITEM" else under :: 2])
-            stack += [taken[0] if name == "BUILD" else made] * len(code.stack_after)
-
-
-def _weight(argument: object) -> _Weight:
-    num_bits = argument.bit_length() if isinstance(argument, int) else 0
-    weight = _Weight(_CHOSEN_HASH + num_bits // 64 if num_bits > 64 else 1)
-    if isinstance(argument, str | int):
-        is_long = num_bits > 64 or (isinstance(argument, str) and len(argument) > _MOST_KEPT)
-        weight.value = (hash(argument),) if is_long else argument
-    return weight
-
-
-def _chosen(name: str, taken: list[_Weight], under: int) -> int:
-    """Work of keys whose hash the file could have chosen."""
-    step = 1 if name in ("ADDITEMS", "FROZENSET") else 2
-    first = 1 if name == "SETITEM" else under
-    return _CHOSEN_HASH * sum(weight > 1 for weight in taken[first::step])
-
-
-def _add_keys(mapping: _Weight, keys: list[_Weight]) -> None:
-    """Note the keys of a mapping; the second of two equal ones would replace the first silently."""
-    mapping.keys = mapping.keys or set()
-    for key in keys:
-        if key.value is not None and key.value in mapping.keys:
-            shown = "of many characters" if isinstance(key.value, tuple) else quoted(key.value)
-            raise CheckpointError(f"its pickle has the key {shown} twice in one mapping")
-        mapping.keys.add(key.value)
-
-
-class InertType(type):
-    """The type of stand-ins, whose attributes no pickle can set."""
-
-    def __setattr__(cls, name: str, value: object) -> None:
-        raise CheckpointError("its pickle sets attributes of a class")
-
-
-class Inert(metaclass=InertType):
-    """Stand-in for an object of a pickle, which only keeps its arguments, state and items.
-
-    Attributes:
-        name: The full name of its class or function.
-        dtype: The dtype that the name stands for, if it is one or a storage's.
-        args: Arguments of its construction.
-        state: State set by the pickle.
-        items: Its items with their keys; those of a list or set with numbers.
-    """
-
-    __slots__ = ("args", "items", "state")
-    name = ""
-    dtype: torch.dtype | None = None
-    build: Callable[..., object] | None = None
-    args: tuple[object, ...]
-    state: object
-    items: list[tuple[object, object]]
-
-    def __new__(cls, /, *args: object, **keywords: object) -> Any:
-        """Keep the arguments, or build the description that the name stands for."""
-        if cls.build is None:
-            return cls.keep(args)
-        if (built := cls.build(*args)) is None:
-            raise CheckpointError(f"its pickle calls {cls.name} in a way that torch.save never does")
-        return built
-
-    @classmethod
-    def keep(cls, args: tuple[object, ...]) -> Inert:
-        """Make an object that has these arguments."""
-        made = object.__new__(cls)
-        made.args, made.state, made.items = args, None, []
-        return made
-
-    def __call__(self, /, *args: object, **keywords: object) -> Inert:
-        """Keep the arguments of a call."""
-        return Inert.keep(args)
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-    def __setitem__(self, key: object, value: object) -> None:
-        self.items.append((key, value))
-
-    def append(self, item: object) -> None:
-        """Keep an item."""
-        self.items.append((len(self.items), item))
-
-    add = append
-
-    def extend(self, items: list[object]) -> None:
-        """Keep items."""
-        for item in items:
-            self.append(item)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Python's Unpickler with a stand-in for every name."""
-
-    def __init__(self, file: io.BytesIO, storage_of: StorageOf, is_embedded: bool) -> None:
-        super().__init__(file, encoding="utf-8", errors="backslashreplace")
-        self.storage_of = storage_of
-        self.num_embedded = _MOST_EMBEDDED if is_embedded else 0
-        self.names: dict[str, InertType] = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        full = f"{_RENAMED.get(module, module)}.{name}"
-        if full not in self.names:
-            if len(self.names) == _MOST_NAMES:
-                raise CheckpointError(f"its pickle has more than {_MOST_NAMES:,} names of classes and functions")
-            build = self._load_from_bytes if full == "torch.storage._load_from_bytes" else _BUILDERS.get(full)
-            attributes = {
-                "name": full,
-                "__slots__": (),
-                "dtype": _DTYPES.get(full),
-                "build": build and staticmethod(build),
-            }
-            self.names[full] = InertType("Inert", (Inert,), attributes)
-        return self.names[full]
-
-    def persistent_load(self, saved_id: object) -> Any:
-        match saved_id:
-            case ("storage", kind, str() as key, str(), int() as count, *views) if views in ([], [None]):
-                dtype = dtype_of(kind)
-                if dtype is None or not 0 <= count < 2**60:
-                    raise CheckpointError("its pickle describes a storage of no known type or length")
-                return self.storage_of(key, dtype, count * dtype.itemsize)
-            case ("module", type() as kind, *_):  # a class with its source, before torch 1.6
-                return kind
-        return Inert.keep((saved_id,))
-
-    def _load_from_bytes(self, content: object) -> object:
-        """Return the storage that ``pickle.dump`` of a tensor embeds as another file."""
-        self.num_embedded += 1
-        if not isinstance(content, bytes) or self.num_embedded > _MOST_EMBEDDED:
-            raise CheckpointError("its pickle embeds another file where none belongs")
-        return read_stream(io.BytesIO(content), most=_FEW_INSTRUCTIONS, is_embedded=True)
-
-
-def read_stream(file: io.BufferedIOBase, *, most: int = _MOST_INSTRUCTIONS, is_embedded: bool = False) -> Any:
+def read_stream(file: Section | io.BytesIO, *, most: int = _MOST_INSTRUCTIONS, is_embedded: bool = False) -> Any:
     """Read the content of a pickle, or of the format of ``torch.save`` before torch 1.6.
 
     The old format has consecutive pickles: a magic number, a version, sizes, the content and the keys of the storages,
     followed by the storages.
-
-    Raises:
-        CheckpointError: If it is broken, or its storages are not those that it describes.
     """
     declared: dict[str, Storage] = {}
     starts: dict[str, int] = {}
-
-    def read_storage(key: str, start: int, count: int) -> Tensor:
-        return read_tensor(file, starts[key] + start, count)
+    read_bytes = file.tensor if isinstance(file, Section) else Storage.of(file.getvalue()).read
 
     def storage_of(key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
-        known = declared.setdefault(key, Storage(num_bytes, partial(read_storage, key), dtype))
+        made = Storage(num_bytes, lambda start, count: read_bytes(starts[key] + start, count), dtype)
+        known = declared.setdefault(key, made)
         if (known.dtype, known.num_bytes) != (dtype, num_bytes):
             raise CheckpointError(f"its pickle describes storage {quoted(key)} in two ways")
         return known
@@ -331,8 +296,8 @@ def read_stream(file: io.BufferedIOBase, *, most: int = _MOST_INSTRUCTIONS, is_e
 
 
 def dtype_of(kind: object) -> torch.dtype | None:
-    """Return the dtype that a stand-in is for, or the storages of which it is for; ``None`` for other names."""
-    return kind.dtype if isinstance(kind, type) and issubclass(kind, Inert) else None
+    """Return the dtype that a name stands for, or that of the storages it stands for; ``None`` for other names."""
+    return _DTYPES.get(kind.name) if isinstance(kind, Inert) else None
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> StoredTensor:
@@ -344,35 +309,24 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> S
     return tensor
 
 
-def _parameter(*args: object) -> object:
-    """Return the tensor of a parameter; never a tuple, whose weight in the pass above would be lost."""
-    return args[0] if args and isinstance(args[0], StoredTensor | Inert) else Inert.keep(args)
-
-
-def _from_type(function: Any, _: object, args: Any, *__: object) -> object:
-    return function(*args) if dtype_of(function) is None and issubclass(function, Inert) else None
-
-
 def _quantized(storage: Any, offset: Any, shape: Any, stride: Any, quantizer: object, *_: object) -> StoredTensor:
     """Describe (integer - zero point) x scale, of the whole tensor or channel by channel."""
     held = view(storage, offset, shape, stride)
-    load = _dequantizer(held, quantizer) if held.dtype != storage.dtype else None
+    load: Callable[[], Tensor] | None = None
+    match quantizer if held.dtype != storage.dtype else None:
+        case (_, float() as scale, int() as zero) if abs(zero) < 2**31:
+            load = lambda: (held.load().float() - zero) * scale  # noqa: E731
+        case (_, StoredTensor() as scales, StoredTensor() as zeros, int() as axis) if 0 <= axis < len(held.shape):
+            along = [-1 if dim == axis else 1 for dim in range(len(held.shape))]
+            if scales.shape == zeros.shape == (held.shape[axis],) and not (scales.problem or zeros.problem):
+
+                def load() -> Tensor:
+                    zero, scale = (part.load().float().view(along) for part in (zeros, scales))
+                    return (held.load().float() - zero) * scale
+
     if load is None:
         return unreadable(held.shape, "quantized in a way that is not read")
     return replace(held, dtype=torch.float32, load=load)
-
-
-def _dequantizer(held: StoredTensor, quantizer: object) -> Callable[[], Tensor] | None:
-    match quantizer:
-        case (_, float() as scale, int() as zero) if abs(zero) < 2**31:
-            return lambda: (held.load().float() - zero) * scale
-        case (_, StoredTensor() as scales, StoredTensor() as zeros, int() as axis) if 0 <= axis < len(held.shape):
-            if scales.shape == zeros.shape == (held.shape[axis],) and not (scales.problem or zeros.problem):
-                along = [-1 if dim == axis else 1 for dim in range(len(held.shape))]
-                return lambda: (
-                    (held.load().float() - zeros.load().float().view(along)) * scales.load().float().view(along)
-                )
-    return None
 
 
 def _sparse(_: object, parts: Any) -> StoredTensor | None:
@@ -384,47 +338,36 @@ def _sparse(_: object, parts: Any) -> StoredTensor | None:
     return None
 
 
-def _meta(kind: object, shape: object, *_: object) -> StoredTensor | None:
+def _meta(kind: object, shape: Any, *_: object) -> StoredTensor | None:
     num_elements("a meta tensor", shape)
     dtype = dtype_of(kind)
-    return unreadable(tuple(cast("Any", shape)), "on the meta device, without values", dtype) if dtype else None
+    return unreadable(shape, "on the meta device, without values", dtype) if dtype else None
 
 
 def _size(*args: object) -> object:
     match args:
-        case (tuple() | list() as sides,) if len(sides) <= 64 and all(type(side) is int for side in sides):
+        case (tuple() | list() as sides,) if len(sides) <= 64:
             return tuple(sides)
-    return Inert.keep(args)
+    return Inert("torch.Size", args)
 
 
-def _bytes(*args: object) -> object:
-    """Return the bytes of a bytearray, or those that protocol 2 writes as text."""
-    match args:
-        case (bytes() as content,):
-            return content
-        case (str() as text, "latin1" | "latin-1"):
-            return text.encode("latin-1")
-    return Inert.keep(args)
+def _first(value: object = b"", *_: object) -> object:
+    return value
 
 
-_TORCH: dict[str, Callable[..., object]] = {
-    "_utils._rebuild_tensor": _tensor,
-    "_utils._rebuild_tensor_v2": _tensor,
-    "_utils._rebuild_tensor_v3": _tensor,
-    "_utils._rebuild_parameter": _parameter,
-    "_utils._rebuild_parameter_with_state": _parameter,
-    "_utils._rebuild_device_tensor_from_cpu_tensor": _parameter,
-    "_utils._rebuild_device_tensor_from_numpy": _parameter,
-    "_utils._rebuild_qtensor": _quantized,
-    "_utils._rebuild_sparse_tensor": _sparse,
-    "_utils._rebuild_meta_tensor_no_storage": _meta,
-    "_tensor._rebuild_from_type_v2": _from_type,
-    "Size": _size,
-}
 _BUILDERS: dict[str, Callable[..., object]] = {
-    **{f"torch.{name}": function for name, function in _TORCH.items()},
-    "_codecs.encode": _bytes,
-    "builtins.bytearray": _bytes,
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
+    "torch._utils._rebuild_device_tensor_from_numpy": _first,
+    "torch._utils._rebuild_qtensor": _quantized,
+    "torch._utils._rebuild_sparse_tensor": _sparse,
+    "torch._utils._rebuild_meta_tensor_no_storage": _meta,
+    "torch.Size": _size,
+    "builtins.bytearray": _first,
 }
 
 
@@ -452,10 +395,9 @@ def numpy_array(value: Inert) -> StoredTensor | None:
         found = value.state[1:]
     elif module.startswith("numpy") and function == "_frombuffer" and len(value.args) == 4:
         content, kind, shape, order = value.args
-        found = (shape, kind, order == "F", bytes(content) if isinstance(content, bytearray) else content)
+        found = (shape, kind, order == "F", content)
     match found:
         case (tuple() as shape, Inert(args=(str() as code, *_), state=order), bool() as is_fortran, bytes() as content):
             is_swapped = isinstance(order, tuple) and len(order) > 1 and order[1] == ">"
-            data = Storage(len(content), partial(read_tensor, io.BytesIO(content)))
-            return array(data, f"{'>' if is_swapped else ''}{code}", shape, is_fortran=is_fortran)
+            return array(Storage.of(content), f"{'>' if is_swapped else ''}{code}", shape, is_fortran=is_fortran)
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import re
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempbalance.checkpoint.derived import dequantize, lora_products
+from tempbalance.checkpoint.derived import derive_weights, lora_products
 from tempbalance.checkpoint.formats import SUFFIXES, read_archive, read_content
 from tempbalance.checkpoint.pickles import dtype_of, read_pickle
 from tempbalance.checkpoint.tensors import (
@@ -91,7 +90,7 @@ def _checkpoint(name: str, find: Callable[[], Found], key: str | None, folder: P
         found, notes = find()
         taken, others, choice = choose(found, key)
         check_unfolding(taken.tensors)
-        bare = dequantize(without_wrappers(taken.tensors), folder)
+        bare = derive_weights(without_wrappers(taken.tensors), folder)
     tensors = [replace(tensor, load=partial(_load, name, tensor)) for tensor in bare]
     return Checkpoint(name, tuple(tensors), taken.key, (*choice, *notes), tuple(others))
 
@@ -99,9 +98,8 @@ def _checkpoint(name: str, find: Callable[[], Found], key: str | None, folder: P
 def _load(name: str, tensor: StoredTensor) -> Tensor:
     with naming(f"{quoted(tensor.name)} of {quoted(name)}"):
         # twice for the matrix that is solved; the product of LoRA factors itself is never computed
-        needed = (
-            2 * max(tensor.num_bytes, 4 * math.prod(tensor.shape)) if tensor.rank is None and not tensor.problem else 0
-        )
+        is_whole = tensor.rank is None and not tensor.problem
+        needed = 2 * max(tensor.num_bytes, 4 * math.prod(tensor.shape)) if is_whole else 0
         if needed > (available := available_memory()):
             raise CheckpointError(f"needs at least {needed:,} bytes of memory, {available:,} are available")
         try:
@@ -198,7 +196,7 @@ def _read_distributed(folder: Path) -> list[Weights]:
     """Read the mappings of a distributed checkpoint and join the pieces of its tensors."""
     path = inside(folder, _METADATA)
     with naming(_METADATA):
-        metadata = read_pickle(io.BytesIO(Section(path, most=MOST_INDEX_BYTES).read()))
+        metadata = read_pickle(Section(path))
     try:
         return find_weights(_tree(folder, metadata.state))
     except (AttributeError, TypeError, LookupError) as err:

@@ -1,4 +1,7 @@
-"""Safe reading of untrusted files, and stored tensors that are loaded on demand."""
+"""Safe reading of untrusted files, and stored tensors that are loaded on demand.
+
+A file, or a part of it, that cannot be read or is refused raises `CheckpointError`; one tensor, `WeightError`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,12 @@ import math
 import os
 import re
 import stat
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -32,7 +34,6 @@ _FEWEST_BYTES_A_BRACKET = 8
 _MOST_EXPANDED, _SMALL_BYTES = 16, 1 << 20
 _INTEGERS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 _KINDS = {"d": "a folder", "p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device"}
-_reading = threading.Lock()
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
@@ -53,37 +54,11 @@ def naming(what: str) -> Iterator[None]:
 # files
 
 
-def open_file(path: Path) -> io.BufferedReader:
-    """Open a regular file; a FIFO, a socket or a device is refused before it could block or act."""
-    try:
-        _check_regular(path.stat().st_mode)
-        file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115  (returned to the caller)
-        _check_regular(os.fstat(file.fileno()).st_mode)
-        return file
-    except OSError as err:
-        raise CheckpointError(f"cannot be read: {err.strerror or type(err).__name__}") from err
+class _Reopened(io.RawIOBase):
+    """Some or all bytes of a file, opened for each read: a folder may have more files than a process may open."""
 
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _check_regular(mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        raise CheckpointError(f"is {_KINDS.get(stat.filemode(mode)[0], 'something else')}, not a file")
-
-
-class Section(io.BufferedIOBase):
-    """Some or all bytes of a file, opened for each read, as a folder may have more files than a process may open.
-
-    Raises:
-        CheckpointError: If the file ends earlier, is no longer the same file, or is read in pieces of more than
-            ``most`` bytes.
-    """
-
-    def __init__(self, path: Path, *, most: int = MOST_PICKLE_BYTES, start: int = 0, num_bytes: int | None = None):
-        self.path, self.most, self.start = path, most, start
-        self.position, self.block_start, self.block = 0, 0, b""
+    def __init__(self, path: Path, start: int, num_bytes: int | None) -> None:
+        self.path, self.start, self.position = path, start, 0
         self.identity: tuple[int, int, int, int] | None = None
         with self.open() as file:
             size = os.fstat(file.fileno()).st_size
@@ -91,9 +66,9 @@ class Section(io.BufferedIOBase):
         if start + self.num_bytes > size:
             raise CheckpointError(f"{quoted(path.name)} ends before one of its tensors")
 
-    def open(self) -> io.BufferedReader:
+    def open(self) -> io.FileIO:
         """Open the file, which must be the one of the first time."""
-        file = open_file(self.path)
+        file = _open_regular(self.path)
         found = os.fstat(file.fileno())
         identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         self.identity = self.identity or identity
@@ -102,63 +77,74 @@ class Section(io.BufferedIOBase):
             raise CheckpointError("was replaced or changed while it was read")
         return file
 
-    def read(self, count: int | None = -1, /) -> bytes:
-        """Read some bytes, or all that are left."""
-        left = max(0, self.num_bytes - self.position)
-        wanted = left if count is None or count < 0 else min(count, left)
-        if wanted > self.most:
-            raise CheckpointError(f"has {wanted:,} bytes where at most {self.most:,} describe tensors")
-        begin = self.position - self.block_start
-        if begin < 0 or begin + wanted > len(self.block):
-            with self.open() as file:
-                file.seek(self.start + self.position)
-                self.block, self.block_start, begin = file.read(max(wanted, min(left, _BLOCK_BYTES))), self.position, 0
-        data = self.block[begin : begin + wanted]
-        if len(self.block) > _BLOCK_BYTES:
-            self.block = b""
-        self.position += len(data)
-        return data
-
-    def readline(self, limit: int | None = -1, /) -> bytes:
-        """Read up to the end of a line, a thousand bytes at first: a file may have a line for each byte."""
-        start, line, step = self.position, b"", 1000
-        while (end := line.find(b"\n", max(0, len(line) - step)) + 1) == 0 and (more := self.read(step)):
-            line += more
-            step = min(2 * len(line), self.most)
-            if len(line) > self.most:
-                raise CheckpointError(f"has a line of more than {self.most:,} bytes")
-        line = line[: end or len(line)]
-        self.position = start + len(line)
-        if len(line) > 1000 and line.strip(b"-L\n").isdigit():
-            raise CheckpointError("has a number of more than a thousand digits")
-        return line
+    def readinto(self, buffer: Any, /) -> int:
+        with self.open() as file:
+            file.seek(self.start + self.position)
+            count = file.readinto(memoryview(buffer)[: max(0, self.num_bytes - self.position)]) or 0
+        self.position += count
+        return count
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a position."""
         self.position = max(0, offset + (0, self.position, self.num_bytes)[whence])
         return self.position
 
-    def tell(self) -> int:
-        """Return the position."""
-        return self.position
+    def readable(self) -> bool:
+        return True
 
     def seekable(self) -> bool:
-        """Return whether it can go to a position, which it can."""
         return True
 
 
-def read_tensor(file: io.BufferedIOBase | IO[bytes], start: int, count: int) -> Tensor:
-    """Read bytes of a file into a tensor."""
+class Section(io.BufferedReader):
+    """Some or all bytes of a file, read in pieces of at most ``most`` bytes."""
+
+    def __init__(self, path: Path, *, most: int = MOST_PICKLE_BYTES, start: int = 0, num_bytes: int | None = None):
+        self.file = _Reopened(path, start, num_bytes)
+        super().__init__(self.file, _BLOCK_BYTES)
+        self.path, self.most, self.num_bytes = path, most, self.file.num_bytes
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        """Read some bytes, or all that are left."""
+        left = max(0, self.num_bytes - self.tell())
+        wanted = left if count is None or count < 0 else min(count, left)
+        if wanted > self.most:
+            raise CheckpointError(f"has {wanted:,} bytes where at most {self.most:,} describe tensors")
+        return super().read(wanted)
+
+    def check(self) -> None:
+        """Refuse a file that changed since it was first opened, of which some bytes may be in the buffer."""
+        self.file.open().close()
+
+    def tensor(self, start: int, count: int) -> Tensor:
+        """Read bytes into a tensor, wherever other threads are reading."""
+        with self.file.open() as file:
+            file.seek(self.file.start + start)
+            return read_tensor(file, count)
+
+
+def _open_regular(path: Path) -> io.FileIO:
+    """Open a regular file; a FIFO, a socket or a device is refused before it could block or act."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
+            mode = os.fstat(file.fileno()).st_mode  # the path may have changed meanwhile
+            if stat.S_ISREG(mode):
+                return file
+            file.close()
+    except OSError as err:
+        raise CheckpointError(f"cannot be read: {err.strerror or type(err).__name__}") from err
+    raise CheckpointError(f"is {_KINDS.get(stat.filemode(mode)[0], 'something else')}, not a file")
+
+
+def read_tensor(file: IO[bytes] | io.FileIO, count: int) -> Tensor:
+    """Read the next bytes of a file into a tensor."""
     data = torch.empty(count, dtype=torch.uint8)
-    view = memoryview(cast("Any", data.numpy()))
-    with _reading:
-        if isinstance(file, Section):
-            file.block = b""  # read ahead, maybe before the file changed
-        file.seek(start)
-        for first in range(0, count, _STEP_BYTES):
-            step = view[first : first + _STEP_BYTES]
-            if cast("Any", file).readinto(step) != len(step):
-                raise CheckpointError("the file ends too early")
+    target: Any = memoryview(data.numpy())  # type: ignore[arg-type]
+    for first in range(0, count, _STEP_BYTES):
+        step = target[first : first + _STEP_BYTES]
+        if file.readinto(step) != len(step):  # type: ignore[union-attr]
+            raise CheckpointError("the file ends too early")
     return data
 
 
@@ -170,15 +156,17 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def parse_json(text: bytes, what: str) -> dict[str, object]:
-    """Parse a JSON object in which no key may stand twice.
+    """Parse a JSON object in which no key may stand twice, and that does not nest or branch beyond reason."""
 
-    Raises:
-        CheckpointError: If it is not JSON, not an object, repeats a key, or nests or branches beyond reason.
-    """
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        if len(items := dict(pairs)) < len(pairs):
+            raise CheckpointError(f"{what} has a key twice")
+        return items
+
     if text.count(b"{") + text.count(b"[") > 64 + len(text) // _FEWEST_BYTES_A_BRACKET:
         raise CheckpointError(f"{what} has more brackets than tensors could need")
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=partial(_unique, what))
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as err:
         raise CheckpointError(f"{what} is not JSON: {type(err).__name__}") from err
     if not isinstance(value, dict):
@@ -186,21 +174,11 @@ def parse_json(text: bytes, what: str) -> dict[str, object]:
     return value
 
 
-def _unique(what: str, pairs: list[tuple[str, object]]) -> dict[str, object]:
-    items = dict(pairs)
-    if len(items) < len(pairs):
-        raise CheckpointError(f"{what} has a key twice")
-    return items
-
-
 def inside(folder: Path, name: str) -> Path:
     """Return a file of a folder by the name that something in the folder gives it.
 
     Links are followed as long as they stay in the folder. In a Hugging Face cache, whose snapshots are folders of links
     to ``../../blobs``, they may lead anywhere in the cache folder of the same model.
-
-    Raises:
-        CheckpointError: If it lies, or its link leads, outside.
     """
     home = Path(os.path.realpath(folder))
     is_snapshot = home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--")
@@ -213,18 +191,24 @@ def inside(folder: Path, name: str) -> Path:
     return named
 
 
+def available_memory() -> int:
+    """Return the bytes that this process can still allocate without swapping; outside Linux, all memory."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            limits += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable")]
+        most, current = (Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii") for name in ("max", "current"))
+        limits.append(int(most) - int(current))
+    except (OSError, ValueError):  # another system, or a group without a limit
+        return min(limits)
+    return min(limits)
+
+
 # tensors
 
 
-class _Fixed:
-    """Base of our objects in a pickle, whose state the pickle cannot set."""
-
-    def __setstate__(self, _: object) -> NoReturn:
-        raise CheckpointError(f"its pickle sets the state of a {type(self).__name__}, which torch.save never does")
-
-
 @dataclass(frozen=True, eq=False)
-class StoredTensor(_Fixed):
+class StoredTensor:
     """A tensor in a file.
 
     Attributes:
@@ -253,26 +237,30 @@ class StoredTensor(_Fixed):
 
 
 @dataclass(frozen=True, eq=False)
-class Storage(_Fixed):
+class Storage:
     """The bytes behind one or more tensors; ``read`` takes a start and a count and gives a uint8 tensor."""
 
     num_bytes: int
     read: Callable[[int, int], Tensor]
     dtype: torch.dtype = torch.uint8
 
+    @classmethod
+    def of(cls, content: bytes) -> Storage:
+        """Return a storage in memory."""
+        return cls(len(content), lambda start, count: read_tensor(io.BytesIO(content[start : start + count]), count))
+
 
 def num_elements(what: str, shape: object) -> int:
-    """Return the product of a shape that comes from a file.
-
-    Raises:
-        CheckpointError: If it is no tuple or list of lengths that a tensor could have.
-    """
-    is_shape = isinstance(shape, tuple | list) and len(shape) <= 64
-    sides: Any = shape if is_shape else [-1]
-    is_possible = all(type(side) is int and 0 <= side < 2**62 for side in sides)
-    if is_possible and math.prod(max(side, 1) for side in sides) < 2**62:
+    """Return the product of a shape that comes from a file; refuse one that no tensor can have."""
+    is_shape = isinstance(shape, tuple | list) and len(shape) <= 64 and all(map(_is_length, shape))
+    sides: Any = shape if is_shape else [2**62]
+    if math.prod(max(side, 1) for side in sides) < 2**62:
         return math.prod(sides)
     raise CheckpointError(f"{what} has a shape that no tensor can have")
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**62
 
 
 def unreadable(shape: Sequence[int], problem: str, dtype: torch.dtype = torch.uint8, name: str = "") -> StoredTensor:
@@ -285,20 +273,15 @@ def refuse(problem: str) -> NoReturn:
     raise WeightError(problem)
 
 
-def view(storage: object, offset: object, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> StoredTensor:
-    """Describe a dense tensor, checked against the storage that it is a view of.
-
-    Raises:
-        CheckpointError: If it does not lie within the storage, or claims many times its size.
-    """
+def view(storage: object, offset: Any, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> StoredTensor:
+    """Describe a dense tensor, which must lie within the storage that it is a view of."""
     if not isinstance(storage, Storage):
         raise CheckpointError("a tensor has no storage")
     dtype = _INTEGERS.get(dtype or storage.dtype, dtype or storage.dtype)
     claimed = num_elements("a tensor", shape) * dtype.itemsize
-    is_stride = isinstance(stride, tuple | list) and len(stride) == len(shape)
-    if not is_stride or not all(type(step) is int and 0 <= step < 2**62 for step in stride):
+    if not isinstance(stride, tuple | list) or len(stride) != len(shape) or not all(map(_is_length, stride)):
         raise CheckpointError("a tensor has strides that do not fit its shape")
-    if type(offset) is not int or offset < 0:
+    if not _is_length(offset):
         raise CheckpointError(f"a tensor begins at {quoted(offset)} of its storage")
     # the elements of the storage from the first to the last
     span = 0 if 0 in shape else 1 + sum((side - 1) * step for side, step in zip(shape, stride, strict=True))
@@ -307,44 +290,21 @@ def view(storage: object, offset: object, shape: Any, stride: Any, dtype: torch.
         raise CheckpointError(f"a tensor of shape {sides} reaches beyond its storage")
     if claimed > _SMALL_BYTES and claimed > _MOST_EXPANDED * storage.num_bytes:
         return unreadable(shape, f"expanded to {claimed:,} bytes from a storage of {storage.num_bytes:,}", dtype)
-    place = (storage, offset, tuple(shape), tuple(stride))
-    return StoredTensor("", tuple(shape), dtype, partial(_load_view, *place, span, dtype), place)
 
+    def load() -> Tensor:
+        data = storage.read(offset * dtype.itemsize, span * dtype.itemsize)
+        return data.view(dtype).as_strided(shape, stride)
 
-def _load_view(
-    storage: Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], span: int, dtype: torch.dtype
-) -> Tensor:
-    if span == 0:
-        return torch.empty(shape, dtype=dtype)
-    data = storage.read(offset * dtype.itemsize, span * dtype.itemsize)
-    return data.view(dtype).as_strided(shape, stride)
+    return StoredTensor("", tuple(shape), dtype, load, (storage, offset, tuple(shape), tuple(stride)))
 
 
 def check_unfolding(tensors: Iterable[StoredTensor]) -> None:
-    """Refuse views that claim many times the bytes of their storages together.
-
-    Raises:
-        CheckpointError: With both numbers.
-    """
+    """Refuse views that claim many times the bytes of their storages together."""
     views = {each.tie: each.num_bytes for each in tensors if isinstance(each.tie, tuple)}
     storages = {place[0] for place in views if isinstance(place, tuple) and isinstance(place[0], Storage)}
     claimed, held = sum(views.values()), sum(storage.num_bytes for storage in storages)
     if storages and claimed > _MOST_EXPANDED * (held + _SMALL_BYTES):
         raise CheckpointError(f"its tensors claim {claimed:,} bytes, their storages have {held:,}")
-
-
-def available_memory() -> int:
-    """Return the bytes that this process can still allocate without swapping; outside Linux, all memory."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            limits += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable")]
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as most, \
-             open("/sys/fs/cgroup/memory.current", encoding="ascii") as current:  # fmt: skip
-            limits.append(int(most.read()) - int(current.read()))
-    except (OSError, ValueError):  # another system, or a group without a limit
-        return min(limits)
-    return min(limits)
 
 
 def in_memory(tensor: Tensor) -> StoredTensor:

@@ -16,6 +16,7 @@ from tempbalance.checkpoint.tensors import StoredTensor, in_memory
 from tempbalance.errors import CheckpointError, quoted
 
 _MOST_NESTED, _MOST_KEY, _MOST_NAMES, _MOST_MAPPINGS = 16, 200, 200_000, 10_000
+_MOST_WRAPPED, _MOST_LISTED = 4, 8
 _OPTIMIZER = re.compile(r"(^|[_.])(optim(izer)?s?|opt)([_.]|$)|param_groups", re.IGNORECASE)
 # how torch's optimizers call what they keep for a parameter
 _SLOTS = frozenset({
@@ -24,13 +25,8 @@ _SLOTS = frozenset({
     "mu_product",
 })  # fmt: skip
 _PACKED = "._packed_params._packed_params"  # a quantised linear layer of torch
-
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-_MOST_WRAPPED = 4
-_MOST_LISTED = 8
 _AVERAGE = re.compile(r"ema|shadow|average|swa|teacher", re.IGNORECASE)
-
-Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -39,26 +35,27 @@ class Weights:
 
     Attributes:
         tensors: The tensors.
-        key: Its place in the file, such as ``state_dict`` or ``ema.module``; empty for the top.
+        path: Its place in the file, such as ``("ema", "module")``; empty for the top.
         is_optimizer: Whether it is the state of an optimizer.
         num_others: How many entries are no tensors.
     """
 
     tensors: Sequence[StoredTensor]
-    key: str = ""
+    path: tuple[str, ...] = ()
     is_optimizer: bool = False
     num_others: int = 0
 
+    @property
+    def key(self) -> str:
+        """The path as ``--key`` takes it."""
+        return ".".join(self.path)
+
 
 def find_weights(top: object) -> list[Weights]:
-    """Find every mapping of names to tensors, those nearest to the top first.
-
-    Raises:
-        CheckpointError: If there is none, or modules hold each other beyond reason.
-    """
-    found: list[tuple[Path, dict[str, StoredTensor], int]] = []
+    """Find every mapping of names to tensors, those nearest to the top first."""
+    found: list[Weights] = []
     seen: set[int] = set()
-    queue: deque[tuple[Path, object]] = deque(
+    queue: deque[tuple[tuple[str, ...], object]] = deque(
         [((), {"tensor": top} if isinstance(top, Tensor | StoredTensor) else top)]
     )
     while queue and len(found) < _MOST_MAPPINGS:
@@ -66,24 +63,18 @@ def find_weights(top: object) -> list[Weights]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if _is_module(value):
-            found.append((path, dict(_module_tensors("", value, [_MOST_NAMES], depth=0)), 0))
-            continue
-        items = dict(_entries(value))
-        tensors = dict(_named_tensors(items))
+        is_module = _is_module(value)
+        items = {} if is_module else dict(_entries(value))
+        tensors = _module_tensors(value) if is_module else list(_named_tensors(items))
         if tensors:
-            found.append((path, tensors, len(items) - len(tensors)))
+            names = {tensor.name for tensor in tensors}
+            is_optimizer = bool(path and names <= _SLOTS) or any(_OPTIMIZER.search(part) for part in path)
+            found.append(Weights(tensors, path, is_optimizer, max(0, len(items) - len(tensors))))
         if len(path) < _MOST_NESTED:
             queue += [((*path, key), each) for key, each in items.items() if len(key) <= _MOST_KEY and _holds(each)]
-    if not any(tensors for _, tensors, _ in found):
+    if not found:
         raise CheckpointError(f"has no tensors by name; it holds {_summary(top)}")
     return _join_tree(_merge_optimizers(found))
-
-
-def _tensor_of(value: object) -> StoredTensor | None:
-    if isinstance(value, Tensor):
-        return in_memory(value)
-    return value if isinstance(value, StoredTensor) else numpy_array(value) if isinstance(value, Inert) else None
 
 
 def _holds(value: object) -> bool:
@@ -106,8 +97,12 @@ def _entries(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, list | tuple):
         pairs += enumerate(value)
     elif isinstance(value, Inert):
-        pairs += [pair for held in value.args for pair in _pairs_of_argument(held)]
-        pairs += value.items
+        for held in value.args:
+            if isinstance(held, dict):
+                pairs += held.items()
+            elif isinstance(held, list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in held):
+                pairs += [(pair[0], pair[1]) for pair in held]  # as Python 2 wrote an OrderedDict
+        pairs += value.items.items()
         if not pairs:  # attributes of a mapping, such as the versions in a state dict, hold no weights
             parts = value.state if isinstance(value.state, tuple) else (value.state,)
             pairs += [pair for part in parts if isinstance(part, dict) for pair in part.items()]
@@ -116,26 +111,16 @@ def _entries(value: object) -> Iterator[tuple[str, object]]:
             yield str(key), each
 
 
-def _pairs_of_argument(held: object) -> list[tuple[object, object]]:
-    """Return the items of an object built from a mapping or from pairs, as Python 2 wrote an OrderedDict."""
-    if isinstance(held, dict):
-        return list(held.items())
-    if isinstance(held, list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in held):
-        return [(pair[0], pair[1]) for pair in held]
-    return []
-
-
-def _named_tensors(items: Mapping[str, object]) -> Iterator[tuple[str, StoredTensor]]:
+def _named_tensors(items: Mapping[str, object]) -> Iterator[StoredTensor]:
     for name, value in items.items():
-        if (tensor := _tensor_of(value)) is not None:
-            yield name, tensor
+        tensor = in_memory(value) if isinstance(value, Tensor) else value
+        tensor = numpy_array(tensor) if isinstance(tensor, Inert) else tensor
+        if isinstance(tensor, StoredTensor):
+            yield replace(tensor, name=name)
         elif name.endswith(_PACKED) and isinstance(value, tuple):
             for part, each in zip(("weight", "bias"), value, strict=False):
                 if isinstance(each, StoredTensor):
-                    yield f"{name.removesuffix(_PACKED)}.{part}", each
-
-
-# modules
+                    yield replace(each, name=f"{name.removesuffix(_PACKED)}.{part}")
 
 
 def _state(value: object) -> dict[Any, Any]:
@@ -152,103 +137,93 @@ def _is_module(value: object) -> bool:
 def _elements(names: object) -> set[str]:
     """Return the names in a set, which protocol 2 writes as a call with a list."""
     if isinstance(names, Inert):
-        names = [each for _, each in names.items] or (names.args[0] if names.args else None)
-    return {each for each in names if isinstance(each, str)} if isinstance(names, set | frozenset | list) else set()
+        names = list(names.items.values()) or (names.args[0] if names.args else None)
+    return {each for each in names if isinstance(each, str)} if isinstance(names, list) else set()
 
 
-def _module_tensors(prefix: str, module: object, left: list[int], depth: int) -> Iterator[tuple[str, StoredTensor]]:
-    """Iterate over a module's parameters, persistent buffers and modules, in the order of its state dict."""
-    left[0] -= 1
-    if left[0] < 0 or depth > 4 * _MOST_NESTED:
-        raise CheckpointError("its modules hold each other beyond reason")
-    state = _state(module)
-    transient = _elements(state.get("_non_persistent_buffers_set"))
-    is_pickled = "_parameters" in state
-    parts = [state.get(part) for part in ("_parameters", "_buffers")] if is_pickled else [state]
-    for name, value in ((name, value) for part in parts for name, value in _entries(part)):
-        if isinstance(value, StoredTensor) and name not in transient and len(name) <= _MOST_KEY:
-            left[0] -= 1
-            yield f"{prefix}{name}", value
-    for name, value in _entries(state.get("_modules") if is_pickled else state):
-        if _is_module(value) and len(name) <= _MOST_KEY:
-            yield from _module_tensors(f"{prefix}{name}.", value, left, depth + 1)
+def _module_tensors(top: object) -> list[StoredTensor]:
+    """List a module's parameters, persistent buffers and modules, in the order of its state dict."""
+    found: list[StoredTensor] = []
+    pending = [("", top)]
+    for _ in range(_MOST_NAMES):
+        if not pending:
+            return found
+        prefix, module = pending.pop()
+        state = _state(module)
+        is_pickled = "_parameters" in state
+        parts = [state.get("_parameters"), state.get("_buffers")] if is_pickled else [state]
+        transient = _elements(state.get("_non_persistent_buffers_set"))
+        found += [
+            replace(each, name=prefix + name)
+            for part in parts
+            for name, each in _entries(part)
+            if isinstance(each, StoredTensor) and name not in transient and len(name) <= _MOST_KEY
+        ]
+        children = [each for each in _entries(state.get("_modules") if is_pickled else state) if _is_module(each[1])]
+        pending += [(f"{prefix}{name}.", each) for name, each in reversed(children) if len(name) <= _MOST_KEY]
+        if prefix.count(".") > 4 * _MOST_NESTED or len(found) > _MOST_NAMES:
+            break
+    raise CheckpointError("its modules hold each other beyond reason")
 
 
-# optimizers, and trees of names
+# several mappings that are one
 
 
-def _merge_optimizers(found: list[tuple[Path, dict[str, StoredTensor], int]]) -> list[tuple[Path, Weights]]:
-    """Give each optimizer one mapping, instead of one for each parameter."""
-    merged: dict[tuple[Path, bool], tuple[list[StoredTensor], int]] = {}
-    for path, tensors, num_others in found:
-        is_optimizer = bool(path and set(tensors) <= _SLOTS) or any(_OPTIMIZER.search(part) for part in path)
-        cut = path.index("state") if is_optimizer and "state" in path else len(path)
-        place = path[:cut] or path[:1]
-        prefix = "".join(f"{part}." for part in path[len(place) :])
-        held, num_before = merged.get((place, is_optimizer), ([], 0))
-        held += [replace(each, name=prefix + name) for name, each in tensors.items()]
-        merged[place, is_optimizer] = held, num_before + num_others
-    return [
-        (place, Weights(held, ".".join(place), is_optimizer, num_others))
-        for (place, is_optimizer), (held, num_others) in merged.items()
-    ]
-
-
-def _join_tree(found: list[tuple[Path, Weights]]) -> list[Weights]:
-    """Join the mappings of nested modules, ``{"encoder": {"dense": {"kernel": ...}}}``, into one with dotted names."""
-    weights = [(path, each) for path, each in found if not each.is_optimizer]
-    names = [tensor.name for _, each in weights for tensor in each.tensors]
-    is_tree = len(weights) > 2 and any(len(path) > 1 for path, _ in weights) and not any("." in each for each in names)
-    if not is_tree:
-        return [each for _, each in found]
-    by_top: dict[str, list[tuple[Path, Weights]]] = {}
-    for path, each in weights:
-        by_top.setdefault(path[0] if path else "", []).append((path, each))
-    trees = list(by_top.values())
-    # such as weights and their average
-    are_copies = len(trees) > 1 and len(trees[0]) > 1 and all(_names(tree) == _names(trees[0]) for tree in trees)
-    joined = [_join(tree) for tree in trees] if are_copies else [_join(weights)]
-    return [*joined, *(each for _, each in found if each.is_optimizer)]
-
-
-def _names(tree: list[tuple[Path, Weights]]) -> list[tuple[str, ...]]:
-    return sorted((*path[1:], tensor.name) for path, each in tree for tensor in each.tensors)
-
-
-def _join(tree: list[tuple[Path, Weights]]) -> Weights:
-    """Join mappings into one under the words that their paths begin with."""
-    low, high = min(path for path, _ in tree), max(path for path, _ in tree)
-    common = low[: next((index for index, part in enumerate(low) if high[index : index + 1] != (part,)), len(low))]
+def _merge(parts: Sequence[Weights], path: tuple[str, ...]) -> Weights:
+    """Make one mapping of those below a path, with the rest of their paths in the names of the tensors."""
     tensors = [
-        replace(tensor, name=".".join((*path[len(common) :], tensor.name)))
-        for path, each in tree
+        replace(tensor, name=".".join((*each.path[len(path) :], tensor.name)))
+        for each in parts
         for tensor in each.tensors
     ]
-    return Weights(tensors, ".".join(common))
+    return Weights(tensors, path, parts[0].is_optimizer, sum(each.num_others for each in parts))
+
+
+def _merge_optimizers(found: Sequence[Weights]) -> list[Weights]:
+    """Give each optimizer one mapping, instead of one for each parameter."""
+    groups: dict[tuple[tuple[str, ...], bool], list[Weights]] = {}
+    for each in found:
+        cut = each.path.index("state") if each.is_optimizer and "state" in each.path else len(each.path)
+        groups.setdefault((each.path[:cut] or each.path[:1], each.is_optimizer), []).append(each)
+    return [_merge(parts, path) for (path, _), parts in groups.items()]
+
+
+def _join_tree(found: list[Weights]) -> list[Weights]:
+    """Join the mappings of nested modules, ``{"encoder": {"dense": {"kernel": ...}}}``, into one with dotted names."""
+    weights = [each for each in found if not each.is_optimizer]
+    has_dots = any("." in tensor.name for each in weights for tensor in each.tensors)
+    if len(weights) < 3 or has_dots or not any(len(each.path) > 1 for each in weights):
+        return found
+    by_top: dict[tuple[str, ...], list[Weights]] = {}
+    for each in weights:
+        by_top.setdefault(each.path[:1], []).append(each)
+    trees = list(by_top.values())
+    names = [sorted((*each.path[1:], tensor.name) for each in tree for tensor in each.tensors) for tree in trees]
+    # such as weights and their average
+    are_copies = len(trees) > 1 and len(trees[0]) > 1 and all(each == names[0] for each in names)
+    joined = [_merge(tree, _common_path(tree)) for tree in (trees if are_copies else [weights])]
+    return [*joined, *(each for each in found if each.is_optimizer)]
+
+
+def _common_path(parts: Sequence[Weights]) -> tuple[str, ...]:
+    low, high = min(each.path for each in parts), max(each.path for each in parts)
+    return low[: next((index for index, word in enumerate(low) if high[index : index + 1] != (word,)), len(low))]
 
 
 # which mapping is taken
 
 
 def choose(found: Sequence[Weights], key: str | None) -> tuple[Weights, list[Weights], list[str]]:
-    """Choose a mapping: by its key, or the largest that is not an optimizer's.
-
-    Returns:
-        The mapping, the others, and notes on the choice.
-
-    Raises:
-        CheckpointError: If there is none, or none under the key.
-    """
+    """Choose a mapping, by its key or the largest that is not an optimizer's; return the others and notes too."""
     if key is not None:
-        return _under(found, key)
-    weights = [each for each in found if not each.is_optimizer and each.tensors]
+        return _under(found, key.strip("."))
+    weights = [each for each in found if not each.is_optimizer]
     # a mapping that is only called like an optimizer's
     weights = weights or [
-        each for each in found if any(_last_word(tensor.name) not in _SLOTS for tensor in each.tensors)
+        each for each in found if any(tensor.name.rpartition(".")[2] not in _SLOTS for tensor in each.tensors)
     ]
     if not weights:
-        what = "only the state of an optimizer" if any(each.tensors for each in found) else "no tensors by name"
-        raise CheckpointError(f"holds {what}")
+        raise CheckpointError("holds only the state of an optimizer")
     taken = max(weights, key=_preference)
     notes = [f"weights found under {taken.key!r}"] if taken.key else []
     if names := [each.key for each in weights if each is not taken]:
@@ -256,10 +231,6 @@ def choose(found: Sequence[Weights], key: str | None) -> tuple[Weights, list[Wei
     if taken.num_others:
         notes.append(f"{taken.num_others} entries that are not tensors are skipped")
     return taken, [each for each in found if each is not taken], notes
-
-
-def _last_word(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _preference(weights: Weights) -> tuple[int, bool, int]:
@@ -271,18 +242,13 @@ def _preference(weights: Weights) -> tuple[int, bool, int]:
 
 def _under(found: Sequence[Weights], key: str) -> tuple[Weights, list[Weights], list[str]]:
     """Choose the mapping with a key, or all those below it as one."""
-    exact = [each for each in found if each.key == key]
-    below = exact[:1] or [each for each in found if each.key.startswith(f"{key}.") or key in ("", ".")]
-    if not any(each.tensors for each in below):
+    chosen = [each for each in found if each.key == key][:1]
+    chosen = chosen or [each for each in found if not key or each.key.startswith(f"{key}.")]
+    if not chosen:
         raise CheckpointError(f"has no tensors under {quoted(key)}; it has {_listed([each.key for each in found])}")
-    others = [each for each in found if each not in below]
-    if exact:
-        return exact[0], others, []
-    cut = len(key) + 1 if key not in ("", ".") else 0
-    tensors = [
-        replace(tensor, name=f"{each.key[cut:]}.{tensor.name}".lstrip(".")) for each in below for tensor in each.tensors
-    ]
-    return Weights(tensors, key), others, []
+    starts = [chosen[0].path[:length] for length in range(len(chosen[0].path) + 1)]
+    path = next((start for start in starts if ".".join(start) == key), ())
+    return _merge(chosen, path), [each for each in found if each not in chosen], []
 
 
 def _listed(keys: Sequence[str]) -> str:
@@ -290,15 +256,12 @@ def _listed(keys: Sequence[str]) -> str:
     return (", ".join(quoted(key) for key in keys[:_MOST_LISTED]) or "nothing") + more
 
 
-def without_wrappers(tensors: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:
-    """Return the tensors under the names that the bare model gives them.
-
-    Names stay as they are where two would become one.
-    """
+def without_wrappers(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+    """Return the tensors under the names that the bare model gives them, unless two names would become one."""
     names = [".".join(part for part in tensor.name.split(".") if part not in _WRAPPERS) for tensor in tensors]
     for _ in range(_MOST_WRAPPED):
         if all(name.startswith("module.") for name in names):
             names = [name.removeprefix("module.") for name in names]
     if len(set(names)) < len(names):
-        return tuple(tensors)
-    return tuple(replace(tensor, name=name) for tensor, name in zip(tensors, names, strict=True))
+        return list(tensors)
+    return [replace(tensor, name=name) for tensor, name in zip(tensors, names, strict=True)]

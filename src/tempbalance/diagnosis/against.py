@@ -88,9 +88,8 @@ def _pair_by_prefix(first: Sequence[str], second: Sequence[str], required: Colle
     renamed = [{name: prefix + name for name in first} for prefix in sorted(added, key=len)]
     renamed += [{name: name.removeprefix(prefix) for name in first if name.startswith(prefix)} for prefix in taken]
     fitting = [each for each in renamed if all(each.get(name) in known for name in needed)]
-    if len(fitting) > 1 and fitting[0][start] != start:
-        partners = " and ".join(short(each[start]) for each in fitting[:2])
-        raise ValueError(f"each layer must have one partner in the other model, {short(start)} has {partners}")
+    if fitting and fitting[0][start] != start:
+        _check_one(start, [each[start] for each in fitting])
     return {name: other for name, other in fitting[0].items() if other in known} if fitting else {}
 
 
@@ -114,28 +113,25 @@ def _pair_by_end(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
         found = [end] if end in ends_of[1] else by_end.get(end) or [each for each in shorter if each in ends_of[1]][:1]
         if found:
             pairs[ends_of[0][end]] = [ends_of[1][each] for each in found]
-    _check_unique(pairs)
+    of_second: dict[str, list[str]] = {}
+    for name, found in pairs.items():
+        _check_one(name, found)
+        of_second.setdefault(found[0], []).append(name)
+    for name, found in of_second.items():
+        _check_one(name, found)
     return {name: found[0] for name, found in pairs.items()}
+
+
+def _check_one(name: str, partners: Sequence[str]) -> None:
+    if len(partners) > 1:
+        both = " and ".join(map(short, partners[:2]))
+        raise ValueError(f"each layer must have one partner in the other model, {short(name)} has {both}")
 
 
 def _common_start(names: Sequence[str]) -> str:
     """Return the words that all names begin with, each with its dot; never the last word of a name."""
     levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
     return "".join(f"{level[0]}." for level in takewhile(lambda level: len(set(level)) == 1, levels))
-
-
-def _check_unique(pairs: dict[str, list[str]]) -> None:
-    """Refuse a name with several partners."""
-    for name, found in pairs.items():
-        if len(found) > 1:
-            partners = " and ".join(map(short, found[:2]))
-            raise ValueError(f"each layer must have one partner in the other model, {short(name)} has {partners}")
-    of_second: dict[str, str] = {}
-    for name, (other,) in pairs.items():
-        if other in of_second:
-            both = f"{short(of_second[other])} and {short(name)}"
-            raise ValueError(f"each layer must have one partner in the other model, {short(other)} has {both}")
-        of_second[other] = name
 
 
 def movements(diagnoses: Sequence[Diagnosis]) -> list[Movement]:

@@ -182,38 +182,13 @@ def diagnose(
         exclude=exclude,
         fused=fused or {},
     )
-    found = _find(model, stacked, key)
-    _check_patterns(found.inferred.layers, include=include, exclude=exclude, fused=tuple(scoring.fused))
-    measuring = _measuring(found.inferred, scoring, include, progress)
+    name, found, notes = _find(model, stacked, key)
+    measuring = Measuring(found, scoring, include=include, progress=progress)
     measuring.solve()
     if shuffle:
         measuring.shuffle()
-    return Diagnosis(
-        judge(measuring.rows(), tail=tail),
-        model=found.name,
-        tail=tail,
-        others=found.inferred.others,
-        notes=found.notes,
-        layers=found.inferred.layers,
-    )
-
-
-def _measuring(
-    found: Inferred,
-    scoring: Scoring,
-    include: Sequence[str],
-    progress: Callable[[int, int], None] | None = None,
-) -> Measuring:
-    return Measuring(
-        found.layers, scoring, adapters=found.ranks, largest=found.largest, include=include, progress=progress
-    )
-
-
-@dataclass(frozen=True)
-class _Found:
-    name: str
-    inferred: Inferred
-    notes: tuple[str, ...] = ()
+    rows = judge(measuring.rows(), tail=tail)
+    return Diagnosis(rows, model=name, tail=tail, others=found.others, notes=notes, layers=found.layers)
 
 
 def _check_types(
@@ -231,13 +206,13 @@ def _check_types(
         raise TypeError(f"progress must be a function of two numbers, got {progress!r}")
 
 
-def _find(model: Source, stacked: Sequence[str], key: str | None) -> _Found:
-    """Find the layers of a module, a mapping or a file."""
+def _find(model: Source, stacked: Sequence[str], key: str | None) -> tuple[str, Inferred, Sequence[str]]:
+    """Return the name of a module, a mapping or a file, its layers, and notes."""
     if not isinstance(model, nn.Module):
         if not isinstance(model, Mapping | str | os.PathLike):
             raise TypeError(f"model must be a module, a path or a mapping of tensors, got {type(model).__name__}")
         checkpoint = read_checkpoint(model, key=key)
-        return _Found(checkpoint.name, infer_layers(checkpoint.tensors, stacked=stacked), checkpoint.notes)
+        return checkpoint.name, infer_layers(checkpoint.tensors, stacked=stacked), checkpoint.notes
     if key is not None:
         raise ValueError(f"key chooses among the mappings of a file, a module has one; got {key!r}")
     layers = find_layers(model)
@@ -247,14 +222,7 @@ def _find(model: Source, stacked: Sequence[str], key: str | None) -> _Found:
     for layer in layers:
         if any(fnmatchcase(layer.name, pattern) for pattern in stacked) and len(layer.shape) == 3:
             layer.cut = cut_stack
-    return _Found(type(bare).__name__, replace(inferred, layers=layers, ranks={}))
-
-
-def _check_patterns(layers: Sequence[Layer], **patterns: Sequence[str]) -> None:
-    for option, given in patterns.items():
-        for pattern in given:
-            if not any(fnmatchcase(layer.name, pattern) for layer in layers):
-                raise ValueError(f"{option} pattern {pattern!r} matches no layer")
+    return type(bare).__name__, replace(inferred, layers=layers, ranks={}), ()
 
 
 @dataclass(frozen=True)
@@ -288,27 +256,17 @@ def list_tensors(
 ) -> list[TensorNote]:
     """List every tensor of a checkpoint, of all its mappings, and why it is or is not scored.
 
-    Args:
-        path: Of the checkpoint.
-        min_eigenvalues: As in `diagnose`, as are the others.
-        include: Patterns of layer names.
-        exclude: Patterns of layer names.
-        fused: Parts of a layer's weight, by pattern.
-        stacked: Patterns of stacked experts.
-        key: The mapping that is scored.
+    The options are those of `diagnose`.
     """
     _check_types(include=include, stacked=stacked, key=key)
     scoring = Scoring(min_eigenvalues=min_eigenvalues, exclude=exclude, fused=fused or {})
     checkpoint = read_checkpoint(path, key=key)
     found = infer_layers(checkpoint.tensors, stacked=stacked)
-    _check_patterns(found.layers, include=include, exclude=exclude, fused=tuple(scoring.fused))
-    reasons = {row.name: row.reason for row in _measuring(found, scoring, include).rows()}
-    taken = [
-        _note(tensor, layer := found.tensors.get(tensor.name, ""), reasons.get(layer, ""), checkpoint.key)
-        if tensor.name in found.tensors
-        else _note(tensor, "", found.others[tensor.name], checkpoint.key)
-        for tensor in checkpoint.tensors
-    ]
+    reasons = {row.name: row.reason for row in Measuring(found, scoring, include=include).rows()}
+    taken = []
+    for tensor in checkpoint.tensors:
+        layer = found.tensors.get(tensor.name, "")
+        taken.append(_note(tensor, layer, reasons[layer] if layer else found.others[tensor.name], checkpoint.key))
     for other in checkpoint.others:
         reason = "state of an optimizer" if other.is_optimizer else f"not taken: --key {other.key or '.'}"
         taken += [_note(tensor, "", reason, other.key) for tensor in other.tensors]

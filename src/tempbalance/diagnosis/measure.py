@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tempbalance.checkpoint.layers import Inferred
 from tempbalance.errors import CheckpointError, ScoreError, TailError, TempBalanceError
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.scoring import Job, Scoring, jobs_of, make_row, solve
@@ -54,23 +55,25 @@ class Measuring:
 
     def __init__(
         self,
-        layers: Sequence[Layer],
+        found: Inferred,
         scoring: Scoring,
         *,
-        adapters: Collection[str] = (),
-        largest: int = 0,
         include: Sequence[str] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.layers, self.adapters = layers, adapters
+        for option, patterns in {"include": include, "exclude": scoring.exclude, "fused": scoring.fused}.items():
+            for pattern in patterns:
+                if not any(fnmatchcase(layer.name, pattern) for layer in found.layers):
+                    raise ValueError(f"{option} pattern {pattern!r} matches no layer")
+        self.layers, self.adapters = found.layers, found.ranks
         self.scoring, self.include, self.progress = scoring, include, progress
         self.reasons: dict[str, str] = {}
         self.jobs: dict[str, list[Job]] = {}
         self.measured: dict[Job, _Measured] = {}
-        self.memory = _MEMORY + 2 * largest
+        self.memory = _MEMORY + 2 * found.largest
         self.loaded: set[tuple[str, str]] = set()
         self.phase, self.num_loads = "solve", 0
-        for layer in layers:
+        for layer in found.layers:
             self._plan(layer)
 
     def _plan(self, layer: Layer) -> None:
@@ -102,11 +105,9 @@ class Measuring:
         return layer.skipped
 
     def _scoring_of(self, layer: Layer) -> Scoring:
+        least = self.scoring.min_eigenvalues
         is_adapter = layer.name in self.adapters
-        least = (
-            min(MIN_ADAPTER_EIGENVALUES, self.scoring.min_eigenvalues) if is_adapter else self.scoring.min_eigenvalues
-        )
-        return replace(self.scoring, min_eigenvalues=least)
+        return replace(self.scoring, min_eigenvalues=min(MIN_ADAPTER_EIGENVALUES, least) if is_adapter else least)
 
     def solve(self) -> None:
         """Compute the spectra and their fits."""

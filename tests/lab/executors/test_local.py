@@ -282,6 +282,15 @@ def test_a_process_has_one_gpu_or_a_share_of_one_or_several(eight_cores, monkeyp
         local.local_pool(FREE, num_workers=None, gpus=1.5)
 
 
+def test_a_process_does_not_know_that_srun_or_torchrun_has_started_the_sweep(monkeypatch):
+    names = ("SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR")
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    found = Pool(1, {"threads": 1})._environment(0)
+    assert not {*names} & {*found}
+    assert found["PATH"] == os.environ["PATH"]
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

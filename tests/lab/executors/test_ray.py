@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tempbalance.cli import app
 from tempbalance.lab.executors import ray as cluster
 from tempbalance.lab.executors.local import Pool
 from tempbalance.lab.executors.ray import Cluster
@@ -224,7 +228,7 @@ def test_a_request_that_no_node_meets_waits_with_a_warning_and_one_for_nothing_i
 
 
 ALONE = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 import ray
 from tempbalance.lab.executors.ray import Cluster
@@ -241,13 +245,14 @@ if not killed:
 there = Cluster(SETTINGS)
 there.start(run)
 wait_until(lambda: run.num_finished)
+Path(folder, "pids").write_text(json.dumps(below(os.getpid())))
 if killed:
     os.kill(os.getpid(), signal.SIGKILL)
 os.kill(tasks(os.getpid())[0], signal.SIGKILL)
 assert wait(there)[0].state == "died"
 there.start(run)
 assert wait(there)[0].state == "done"
-Path(folder, "pids").write_text(" ".join(map(str, below(os.getpid()))))
+Path(folder, "pids").write_text(json.dumps(below(os.getpid())))
 there.close()
 there.close()
 """
@@ -277,14 +282,56 @@ def test_a_cluster_started_here_trains_without_a_word_and_leaves_no_process(tmp_
     assert (driver.returncode, driver.stderr) == (0, "")
     assert all("raylet" in line or not line for line in driver.stdout.splitlines())  # which says that a worker died
     assert_same_run(job(tmp_path).folder, whole.folder)
-    pids = {int(each) for each in (tmp_path / "pids").read_text().split()}
-    assert pids
-    wait_until(lambda: not any(command for pid, (_, command) in processes().items() if pid in pids), 30)
+    assert_all_end(tmp_path, 30)
 
 
-def test_no_run_outlives_a_driver_that_is_killed(tmp_path):
+def assert_all_end(folder: Path, seconds: float) -> None:
+    """Wait until every process that was below the driver has ended: Ray's, its agents, and those that train."""
+    noted = {int(pid): command for pid, (_, command) in json.loads((folder / "pids").read_text()).items()}
+    for kind in ("gcs_server", "raylet", "Agent", "tempbalance.lab.executors.local"):
+        assert any(kind in command for command in noted.values()), (kind, noted)
+    wait_until(lambda: not {pid for pid, (_, command) in processes().items() if command and pid in noted}, seconds)
+
+
+def test_no_process_outlives_a_driver_that_is_killed(tmp_path):
     driver = run_alone(str(tmp_path), "10000", "killed")
     assert (driver.returncode, driver.stdout, driver.stderr) == (-signal.SIGKILL, "", "")
+    assert_all_end(tmp_path, 10)
     run = job(tmp_path, epochs=10_000)
-    wait_until(lambda: run.state == "left", 30)
+    assert run.state == "left"
     assert not (run.folder / "failure.txt").exists()
+
+
+def test_a_run_on_two_devices_is_trained_by_a_task_as_on_one_machine(nodes, tmp_path, monkeypatch):
+    """Two gloo processes stand for two GPUs; the node was started by srun, which has started nothing else."""
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    settings = {**SETTINGS, "devices": 2}
+    here, there = (asked(tmp_path / name, epochs=2, method="tb") for name in ("here", "there"))
+    for executor, each in ((Pool(1, settings), here), (Cluster(settings), there)):
+        executor.start(each)
+        assert [(ended.state, ended.message) for ended in wait(executor)] == [("done", "")]
+        executor.close()
+        assert each.run.recipe["devices"] == 2
+    assert_same_run(there.folder, here.folder)
+
+
+def test_status_follows_a_sweep_that_runs_on_a_cluster(nodes, tmp_path):
+    where = ("start", "--preset", "smoke", "--out", str(tmp_path / "runs"))
+    command = [sys.executable, "-m", "tempbalance.cli", "study", "run", *where, "--device", "cpu"]
+    with (tmp_path / "log").open("wb") as log:
+        sweep = subprocess.Popen([*command, "--ray-address", nodes.address], stdout=log, stderr=log)
+    found: list[Counter[str]] = []
+    try:
+        while sweep.poll() is None:
+            text = CliRunner().invoke(app, ["study", "status", *where]).stdout
+            found.append(Counter({kind: int(number) for number, kind in re.findall(r"(\d+) (\w+)[,\n]", text)}))
+    finally:
+        sweep.kill()
+        sweep.wait()
+    assert sweep.returncode == 0, (tmp_path / "log").read_text()
+    assert {each["failed"] for each in found} == {0}
+    assert max(each["running"] for each in found) == 2  # as many as there are CPUs
+    assert any(each["waiting"] for each in found)  # in Ray's queue
+    done = [each["done"] for each in found]
+    assert done == sorted(done)
+    assert "6 done, 0 running, 0 failed, 0 left" in CliRunner().invoke(app, ["study", "status", *where]).stdout

@@ -69,10 +69,12 @@ class Pool:
         worker.give(job, self._settings)
 
     def _environment(self, place: int) -> dict[str, str]:
+        # a run on several devices must start its own processes, even if srun or torchrun has started this one
+        own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         if not self._gpus:
-            return {**os.environ, "OMP_NUM_THREADS": str(self._settings["threads"])}
+            return {**own, "OMP_NUM_THREADS": str(self._settings["threads"])}
         gpu = self._gpus[place % len(self._gpus)]
-        return {**os.environ, **dict.fromkeys(_VISIBLE, gpu)}
+        return {**own, **dict.fromkeys(_VISIBLE, gpu)}
 
     def ended(self) -> list[Ended]:
         """Return the jobs that have ended since the last call."""
@@ -182,6 +184,7 @@ def local_pool(settings: Settings, *, num_workers: int | None, gpus: float | Non
     return Pool(num_workers, {**with_gpus(settings, gpus), "threads": threads}, gpus=groups)
 
 
+_LAUNCHERS = ("SLURM_", "TORCHELASTIC_", "LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_")
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _TOOLS = (("nvidia-smi", ("-L",), "GPU "), ("rocm-smi", ("--showid", "--csv"), "card"))
 

@@ -232,16 +232,22 @@ def join(address: str | None) -> bool:
     return found == "local"
 
 
-# Kills the processes of a session once its driver is gone, however that ended: Ray's agents notice only after 30 s.
+# Kills the processes of a session once its driver is gone, however that ended: Ray's agents notice only after a minute.
+# Ray renames its agents and workers, which are known by the session's files that they have open.
 _WATCHER = """
-import os, sys, time
+import glob, os, sys, time
+session = sys.argv[1]
 sys.stdin.read()
 time.sleep(2)
 for name in filter(str.isdigit, os.listdir("/proc")):
     try:
         with open(f"/proc/{name}/cmdline", "rb") as file:
-            if sys.argv[1].encode() in file.read() and int(name) != os.getpid():
-                os.kill(int(name), 9)
+            command = file.read()
+        is_ours = session.encode() in command and int(name) != os.getpid()
+        if command.startswith(b"ray::"):
+            is_ours = any(session in os.readlink(each) for each in glob.glob(f"/proc/{name}/fd/*"))
+        if is_ours:
+            os.kill(int(name), 9)
     except OSError:  # it has ended
         pass
 """

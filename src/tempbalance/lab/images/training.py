@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tempbalance.lab.images.network import build_network, follow_by_name
 from tempbalance.lab.images.optimizers import build_optimizer
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.images.regularize import SpectralNormRegularizer
-from tempbalance.lab.methods import find_method
+from tempbalance.lab.recipe import find_method
 from tempbalance.runlog import Line
 
 Batch = tuple[Tensor, Tensor, int]  # a process' share of images and labels, and how many images all have
@@ -47,6 +48,8 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
             # where steps are counted, the scheduler itself never finds a scoring due
             interval=None if recipe.interval_steps is None else recipe.epochs + 1,
         )
+        if not any(self._is_logged(layer.name) for layer in tempbalance.find_layers(self.network)):
+            raise ValueError(f"log_layers must match the name of a layer, got {recipe.log_layers!r}")
         self.data = data.to(fabric.device)
         self.regularizer = (
             SpectralNormRegularizer(
@@ -154,7 +157,7 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
         """Return a line for each layer: its weight's gradient norm before this step, and its spectrum if asked for."""
         found = []
         for layer in tempbalance.find_layers(self.network):
-            if layer.parameters[0].grad is None:
+            if layer.parameters[0].grad is None or not self._is_logged(layer.name):
                 continue
             line: Line = {"epoch": self.number, "step": self.iteration - 1, "layer": layer.name}
             line["gradient_norm"] = gradient_norm(layer.parameters[0])
@@ -162,6 +165,9 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
                 line["eigenvalues"] = tempbalance.spectrum(layer.weight()).tolist()
             found.append(line)
         return found
+
+    def _is_logged(self, layer: str) -> bool:
+        return self.recipe.log_layers is None or fnmatchcase(layer, self.recipe.log_layers)
 
     def after_step(self) -> None:
         """Balance, where that is counted in steps."""
@@ -179,7 +185,7 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
     def layer_extras(self, layer: str) -> Line:
         """Return a layer's gradient norm and spectrum, where the recipe asks for them."""
         found: Line = {}
-        if self.recipe.log_gradients or self.recipe.log_eigenvalues:
+        if (self.recipe.log_gradients or self.recipe.log_eigenvalues) and self._is_logged(layer):
             (chosen,) = [each for each in tempbalance.find_layers(self.network) if each.name == layer]
             if self.recipe.log_gradients and chosen.parameters[0].grad is not None:
                 found["gradient_norm"] = gradient_norm(chosen.parameters[0])

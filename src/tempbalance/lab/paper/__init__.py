@@ -17,8 +17,8 @@ from typing import Any
 
 from tempbalance.errors import unknown
 from tempbalance.lab.images.recipe import MODELS, ImageRecipe
-from tempbalance.lab.methods import find_method
 from tempbalance.lab.options import DATASETS, Count, Number, Pair, Share, read_options
+from tempbalance.lab.recipe import find_method
 
 TABLES = ("main", "optimizers", "learning_rate", "width", "score", "tail", "detection", "language")
 BETTER = {"accuracy": max, "map": max, "perplexity": min}
