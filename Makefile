@@ -77,9 +77,20 @@ results: $(VENV)/.installed-lab
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python docs/pictures.py
 
+# pages of the gallery from runs of the lab; needs Chromium
+gallery: $(VENV)/.installed-dev
+	$(BIN)/python docs/gallery.py
+
 # ten minutes on one GPU; writes gpu-report.md; without a GPU: make gpu-check GPU_CHECK='--device cpu'
 gpu-check: $(VENV)/.installed-lab
 	$(BIN)/python benchmarks/gpu_check.py $(GPU_CHECK)
+
+# wheel and sdist in dist/, checked, installed into an empty environment and used there; the sdist's fast tests
+dist: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.dist dist --tests
 
 demo: $(VENV)/.installed-lab
 	$(BIN)/tempbalance compare --out runs/demo

@@ -564,3 +564,12 @@ def test_nested_weights_and_their_average_are_two_mappings(tmp_path):
         found = {tensor.name: tensor.load() for tensor in read_checkpoint(tmp_path / "model.pt", key=key).tensors}
         assert set(found) == {"a.kernel", "b.kernel"}
         assert torch.equal(found["b.kernel"], wanted["b"]["kernel"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_torch_quantised_are_one_mapping(tmp_path):
+    model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 4)), dtype=torch.qint8)
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+    checkpoint = read_checkpoint(tmp_path / "a.pt")
+    assert {"0.weight", "0.bias"} <= {tensor.name for tensor in checkpoint.tensors}
+    assert checkpoint.others == ()
