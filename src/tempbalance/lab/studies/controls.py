@@ -106,7 +106,7 @@ _FEW: dict[str, tuple[tuple[int, ...], Sequence[float], dict[str, Any]]] = {
     "paper": ((8, 32, 128), (5e-5, 1e-4, 2e-4, 4e-4, 8e-4), {"iterations": 100}),
     "laptop": (
         (8, 32), (4e-4, 1.6e-3),
-        {"iterations": 24, "batch_size": 8, "sequence": 20, "blocks": 1, "test_limit": 200, "interval": 4},
+        {"iterations": 12, "batch_size": 8, "sequence": 20, "blocks": 1, "test_limit": 100, "interval": 4},
     ),
     "smoke": (
         (4,), (1e-4, 4e-4),
