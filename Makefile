@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test test-kills campaign test-vision check coverage docs pictures gallery gpu-check dist format clean demo
+.PHONY: test test-kills campaign test-vision check coverage docs results pictures gallery gpu-check dist format clean demo
 .PRECIOUS: $(VENV)/.installed-%
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST  := $(BIN)/python -m pytest -n auto
@@ -69,13 +69,28 @@ test-vision: $(VISION)/.installed
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
+# the page and the chart of docs/does-it-help.md, from docs/results/*.json
+results: $(VENV)/.installed-lab
+	$(BIN)/python -m benchmarks.results
+
 # the pictures of README and site, drawn again; needs Chromium
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python docs/pictures.py
 
+# pages of the gallery from runs of the lab; needs Chromium
+gallery: $(VENV)/.installed-dev
+	$(BIN)/python docs/gallery.py
+
 # ten minutes on one GPU; writes gpu-report.md; without a GPU: make gpu-check GPU_CHECK='--device cpu'
 gpu-check: $(VENV)/.installed-lab
 	$(BIN)/python benchmarks/gpu_check.py $(GPU_CHECK)
+
+# wheel and sdist in dist/, checked, installed into an empty environment and used there; the sdist's fast tests
+dist: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.dist dist --tests
 
 demo: $(VENV)/.installed-lab
 	$(BIN)/tempbalance compare --out runs/demo

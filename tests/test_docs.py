@@ -143,8 +143,9 @@ def test_a_block_of_the_how_to_page_runs_after_the_first(number, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(HOW_TO[0], names)
+    before = set(names)
     exec(HOW_TO[number], names)
-    assert "optimizer" in names
+    assert len(names) > len(before)
 
 
 # what a README or a page of docs tells a person to type

@@ -48,13 +48,21 @@ def warn(message: str) -> None:
 
 
 def check_count(name: str, value: int, *, least: int) -> None:
-    """Refuse an option that is not a whole number at or above a limit.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Refuse an option that is not a whole number at or above a limit."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_fraction(name: str, value: object, *, zero: bool = False) -> None:
+    """Refuse an option that is not a number between 0 and 1, or 0 where that is allowed."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1 or (value == 0 and not zero):
+        raise ValueError(f"{name} must satisfy 0 {'<=' if zero else '<'} {name} < 1, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse an option that is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_finite(value: T, name: str) -> T:

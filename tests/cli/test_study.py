@@ -74,11 +74,12 @@ CHARTS = {
     "gradients": {"gradients", "gradient_histograms"},
     "layers": {"layers", "two_layers"},
     "pruning": {"pruning_resnet18", "pruning_gpt"},
+    **{name: {name, f"{name}_rates"} for name in ("llama", "operators", "images")},
 }
 
 
 # what each of them says of its data; others are of images
-DATA = {"exponent": "nothing is trained", "language": "", "matrices": "", "operator": ""}
+DATA = {"exponent": "nothing is trained", "language": "", "matrices": "", "operator": "", "operators": "", "llama": ""}
 
 
 # a study of each shape of chart, and as much of it as it takes to draw one
@@ -92,6 +93,9 @@ SHAPES = {
     "layers": ["model=resnet18"],
     "matrices": [],
     "exponent": [],
+    "operators": ["dataset=advection"],
+    "llama": [],
+    "images": [],
 }
 
 
@@ -111,8 +115,33 @@ def test_a_study_of_each_shape_is_run_and_drawn(name, only, in_process, tmp_path
     assert all(f'id="chart-{chart}"' in page for chart in charts)
 
 
+def test_few_labels_are_learned_from_a_folder_that_is_given(in_process, tmp_path):
+    from tests.lab.encoder.test_training import write_folder
+
+    where = ("few_labels", "--preset", "smoke", "--out", str(tmp_path / "runs"))
+    where += ("--dataset", str(write_folder(tmp_path / "tiny")), "--only", "model=bert")
+    invoke("run", *where, "--device", "cpu")
+    told = invoke("report", *where, "--json", str(tmp_path / "raw.json"))
+    assert_carries(
+        told, "TB+AdamW, shuffled", "TB+AdamW, mean", "against its scales shuffled", "all methods were tried"
+    )
+    raw = json.loads((tmp_path / "raw.json").read_text())
+    assert raw["command"].endswith("--dataset tiny --only model=bert")
+    assert {run["method"] for run in raw["runs"]} == {"adamw", "tb+adamw", "tb+adamw, shuffled", "tb+adamw, mean"}
+
+
+def test_controls_are_trained_and_reported_with_one_flag(in_process, tmp_path):
+    where = ("start", "--preset", "smoke", "--out", str(tmp_path / "runs"), "--only", "start=0", "--controls")
+    told = invoke("run", *where, "--device", "cpu")
+    assert "tempbalance study report start" in told
+    assert "--controls" in told
+    assert "3 done, 0 running, 0 failed, 0 left" in invoke("status", *where)
+    assert_carries(invoke("report", *where), "TB, shuffled", "TB, mean")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*all_studies()} - {"detection"}))  # which has an environment of its own
+# detection has an environment of its own; few_labels needs a folder, and is tested above
+@pytest.mark.parametrize("name", sorted({*all_studies()} - {"detection", "few_labels"}))
 def test_every_study_runs_end_to_end_with_its_table_and_figure(name, shared, tmp_path):
     where = (name, "--preset", "smoke", "--out", str(shared))
     invoke("run", *where, "--workers", "2", "--device", "cpu")

@@ -42,7 +42,7 @@ def three_seeds(folder: Path) -> tuple[list[ImageRecipe], list[Comparison]]:
     for recipe in recipes:
         gain = {43: 1.0, 37: 2.0, 13: 3.0}[recipe.seed] if recipe.method == "tb" else 0.0
         finished(folder, recipe, 90 + recipe.seed / 10 + gain, [2.0, 4.0])
-    return recipes, summarize(["cal", "tb"], recipes, folder)
+    return recipes, summarize(recipes, folder)
 
 
 def test_the_interval_of_the_paired_difference_is_students(tmp_path):

@@ -11,9 +11,9 @@ from typing import get_args
 import pytest
 
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.options import ASSIGNMENTS, Assignment, Score, Tail, allowed, check_dataset
+from tempbalance.lab.options import ASSIGNMENTS, LAYER_KINDS, Score, Tail, allowed, check_dataset
 from tempbalance.lab.recipe import find_kind, read_recipe
-from tempbalance.ranking.assign import AssignmentName
+from tempbalance.ranking import assign
 from tempbalance.spectral.score import ScoreName
 from tempbalance.spectral.tail import TailName
 from tests.cases import raises
@@ -22,7 +22,8 @@ from tests.cases import raises
 def test_the_names_that_options_know_are_those_of_the_library():
     assert get_args(TailName) == get_args(Tail)
     assert get_args(ScoreName) == get_args(Score)
-    assert get_args(AssignmentName) == get_args(Assignment)
+    assert get_args(assign.AssignmentName) == ASSIGNMENTS
+    assert LAYER_KINDS == assign.KINDS
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,33 @@ def test_a_value_of_another_type_or_out_of_range_is_named_with_the_rule(name, va
 def test_an_unknown_name_is_answered_with_near_ones_or_all(name, value, carried):
     with raises(ValueError, *carried):
         ImageRecipe.from_dict({name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "control", "library"),
+    [
+        ("linear", "", "linear"),
+        ("shuffled", "shuffled", "shuffled:linear:37"),
+        ("shuffled:sqrt", "shuffled", "shuffled:sqrt:37"),
+        ("shuffled:sqrt:7", "shuffled", "shuffled:sqrt:7"),
+        ("mean:log2", "mean", "mean:log2"),
+        ("embedding=5,head=0.5", "by type", {"embedding": 5.0, "head": 0.5}),
+    ],
+)
+def test_a_control_is_shuffled_by_the_runs_seed_and_has_a_folder_of_its_own(given, control, library):
+    recipe = ImageRecipe(method="tb", assignment=given, seed=37)
+    assert (recipe.control, recipe.library_assignment) == (control, library)
+    assign.check_assignment(library, (0.5, 1.5))
+    assert (recipe.name == ImageRecipe(method="tb", seed=37).name) == (not control)
+    assert ImageRecipe(method="cal", assignment=given, seed=37).id == ImageRecipe(method="cal", seed=37).id
+
+
+@pytest.mark.parametrize(
+    "given", ["shuffle", "mean:cubic", "shuffled:linear:x", "shuffled:linear:7:8", "heads=5", "head=0", "head=five", ""]
+)
+def test_an_assignment_that_the_library_refuses_is_refused(given):
+    with raises(ValueError, "assignment", repr(given), "shuffled:sqrt:7", "embedding=5,head=5"):
+        ImageRecipe(assignment=given)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +209,7 @@ def test_a_dataset_must_be_known_or_there(tmp_path):
         check_dataset("Cifar-10")
 
 
-KINDS = ("images", "language", "matrices", "operator", "detection")
+KINDS = ("images", "language", "matrices", "operator", "detection", "encoder")
 HEAD = """# Options of recipes
 
 `tempbalance train` has a flag for each option of images, such as `--batch-size` for `batch_size`. A

@@ -8,8 +8,7 @@ from torch import nn
 from tempbalance.lab.images.optimizers import build_optimizer
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.images.training import build_schedule
-from tempbalance.lab.methods import METHODS, find_method
-from tempbalance.lab.recipe import SEEDS, differences, read_recipe
+from tempbalance.lab.recipe import METHODS, SEEDS, differences, find_method, read_recipe
 from tests.cases import assert_carries, raises
 
 

@@ -8,9 +8,9 @@ from tempbalance.lab.images import training as images
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.language import training as language
 from tempbalance.lab.language.recipe import LanguageRecipe
-from tempbalance.lab.methods import METHODS
 from tempbalance.lab.operators import training as operators
 from tempbalance.lab.operators.recipe import OperatorRecipe
+from tempbalance.lab.recipe import METHODS
 from tests.lab.cut import cpu
 
 # reading a value, making a constant on the host, results whose size depends on values

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 from tempbalance import Comparison, TempBalance, param_groups
 from tempbalance.errors import ScoreError
 from tempbalance.ranking.assign import assign
-from tempbalance.spectral import workers
+from tempbalance.spectral import eigenvalues
 from tempbalance.spectral.random_matrix import random_alpha
 from tempbalance.spectral.tail import TailFit, fit_tail
 from tests.cases import mlp, nested, raises, train_step
@@ -458,7 +458,7 @@ class Block(nn.Module):
 
 
 def test_scales_by_kind_of_layer_need_no_spectra(monkeypatch):
-    monkeypatch.setattr(workers, "gram_matrices", None)  # a solve would fail
+    monkeypatch.setattr(eigenvalues, "gram_matrices", None)  # a solve would fail
     model = Block()
     optimizer = SGD(param_groups(model), lr=1.0)
     kinds = {"embedding": 5.0, "attention": 2.0, "feed-forward": 3.0, "head": 4.0, "convolution": 0.5}

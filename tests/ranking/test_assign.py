@@ -1,4 +1,7 @@
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -287,3 +290,15 @@ def test_a_control_is_that_of_linear_where_nothing_else_is_said():
 def test_a_control_that_is_not_known_is_refused(assignment):
     with raises(ValueError, repr(assignment).strip("{}")):
         check_assignment(assignment, (0.5, 1.5))
+
+
+def test_the_permutation_is_the_same_in_every_process():
+    call = "assign({str(i): i for i in range(9)}, assignment='shuffled')"
+    code = f"from tempbalance.ranking.assign import assign; print({call})"
+    here = str(assign({str(i): i for i in range(9)}, assignment="shuffled"))
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        found = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        assert found.stdout.strip() == here

@@ -242,7 +242,7 @@ def own_functions() -> list[str]:
 
 def test_a_worker_reaches_lapack_in_two_calls(own_frames):
     spectra(cut_matrix(gauss(140, 150).float()))
-    assert own_frames == [["solve", "lapack_eigenvalues"]]
+    assert own_frames == [["solve", "solve_on_cpu"]]
 
 
 def test_scoring_reaches_the_pool_in_three_calls(monkeypatch):
@@ -262,9 +262,9 @@ def blas_threads() -> set[int]:
 
 
 def test_blas_has_one_thread_while_lapack_works_and_its_own_number_afterwards(monkeypatch):
-    found, solve = [], workers.lapack_eigenvalues
+    found, solve = [], eigenvalues.solve_on_cpu
     monkeypatch.setattr(
-        workers, "lapack_eigenvalues", lambda *arguments: found.append(blas_threads()) or solve(*arguments)
+        eigenvalues, "solve_on_cpu", lambda *arguments: found.append(blas_threads()) or solve(*arguments)
     )
     with load_lapack().pools.limit(limits=2):
         for double in (False, True):
@@ -302,13 +302,6 @@ def test_a_solve_beside_others_changes_no_setting_of_the_process(monkeypatch):
     assert alone.is_set()
     assert results[0].precise
     assert results[0].values.numpy() == pytest.approx(expected.values.numpy(), rel=1e-9)
-
-
-def test_beside_others_a_thread_of_several_is_limited_to_one_for_the_time():
-    torch.set_num_threads(3)
-    (result,) = spectra(cut_matrix(gauss(140, 150).float()), beside=True)
-    assert result.precise
-    assert torch.get_num_threads() == 3
 
 
 def test_without_scipys_functions_torch_solves_in_float64(monkeypatch):

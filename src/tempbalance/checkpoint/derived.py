@@ -30,7 +30,7 @@ from tempbalance.checkpoint.tensors import (
 from tempbalance.errors import CheckpointError, WeightError, quoted
 
 _CONFIGS = ("config.json", "quantize_config.json")
-_PART = "part of a weight, scored with it"
+PART = "part of a weight, scored with it"
 _MOST_STATE_BYTES = 1 << 16
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each column among the eight in an integer
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -261,7 +261,7 @@ def derive_weights(tensors: Sequence[StoredTensor], folder: Path | None) -> list
             names.add(name)
             parts.update(others)
     return [
-        made[name] if name in made else replace(tensor, problem=_PART) if name in parts else tensor
+        made[name] if name in made else replace(tensor, problem=PART) if name in parts else tensor
         for name, tensor in by_name.items()
     ]
 

@@ -12,7 +12,8 @@ import typer
 from rich.table import Table
 
 from tempbalance.cli.terminal import Terminal, answered, messages, out_folder, say, stoppable, tell, wide_output
-from tempbalance.cli.train import CheckpointEvery, KeepCheckpoints, Speed, kept_and_fast
+from tempbalance.cli.train import CONTROLS_HELP, CheckpointEvery, KeepCheckpoints, Speed, kept_and_fast
+from tempbalance.runlog import write_whole
 
 if TYPE_CHECKING:
     from tempbalance.lab.jobs import Executor, Settings
@@ -41,6 +42,7 @@ _Dataset = Annotated[
     _Text,
     typer.Option(help="Data instead of the preset's: a known name, an .npz file or a folder.", rich_help_panel=DATA),
 ]
+_Controls = Annotated[bool, typer.Option("--controls", help=CONTROLS_HELP, rich_help_panel=DATA)]
 _Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Studies; see study list.")]
 
 
@@ -77,6 +79,7 @@ def run(
     only_paper: Annotated[
         bool, typer.Option("--only-paper", help="Skip settings that the paper did not train.", rich_help_panel=DATA)
     ] = False,
+    controls: _Controls = False,
     dataset: _Dataset = None,
     out: _Out = None,
     dry_run: Annotated[
@@ -126,7 +129,9 @@ def run(
 
         more = kept_and_fast(speed, checkpoint_every, keep_checkpoints)
         check_settings(device, precision, more["speed"])
-        studies, size, chosen, folder = _chosen(names, preset, only, dataset, out, only_paper=only_paper)
+        studies, size, chosen, folder = _chosen(
+            names, preset, only, dataset, out, controls=controls, only_paper=only_paper
+        )
         jobs = jobs_of_all(chosen, studies, size, folder)
         settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
         settings |= {"log_every": 10, "tensorboard": False, **more}
@@ -150,7 +155,8 @@ def run(
             if each.evaluate is not None:
                 each.evaluate(each.find(size, chosen[each.name], folder), cache)
         raise_failures(failures)
-        _print_next(names, preset, only, dataset, out)
+        for name in dict.fromkeys(names):
+            tell(f"complete; see: {_study_command('report', name, preset, only, controls, dataset, out)}")
 
 
 def _executor(
@@ -172,6 +178,7 @@ def _chosen(
     dataset: str | None,
     out: str | None,
     *,
+    controls: bool = False,
     only_paper: bool = False,
 ) -> tuple[list[Study], Preset, dict[str, list[Point]], Path]:
     """Return the studies, the preset, the points of each study and the folder of runs."""
@@ -180,7 +187,8 @@ def _chosen(
 
     size = find_preset(preset, dataset=dataset)
     studies = [find_study(name) for name in dict.fromkeys(names)]
-    chosen = {each.name: each.choose(size, read_only(only or []), only_paper=only_paper) for each in studies}
+    more = {"controls": controls, "only_paper": only_paper}
+    chosen = {each.name: each.choose(size, read_only(only or []), **more) for each in studies}
     return studies, size, chosen, out_folder(out, Path("runs") / "studies")
 
 
@@ -211,12 +219,20 @@ def _print_plan(
         tell(disk_text(left, folder, num_slots, keep_checkpoints=keep_checkpoints))
 
 
-def _print_next(names: list[str], preset: str, only: list[str] | None, dataset: str | None, out: str | None) -> None:
+def _study_command(
+    verb: str,
+    name: str,
+    preset: str,
+    only: list[str] | None,
+    controls: bool,
+    dataset: str | None,
+    out: str | None,
+) -> str:
+    """Return the command line of a study."""
     given: dict[str, Any] = {"--preset": preset, "--dataset": dataset, "--out": out}
     more = [part for flag, value in given.items() if value is not None for part in (flag, value)]
-    more += [part for each in only or [] for part in ("--only", each)]
-    for name in dict.fromkeys(names):
-        tell(f"complete; see: {shlex.join(['tempbalance', 'study', 'report', name, *more])}")
+    more += [part for each in only or [] for part in ("--only", each)] + ["--controls"] * controls
+    return shlex.join(["tempbalance", "study", verb, name, *more])
 
 
 @study.command()
@@ -224,6 +240,7 @@ def status(
     names: _Names,
     preset: _Preset = "laptop",
     only: _Only = None,
+    controls: _Controls = False,
     dataset: _Dataset = None,
     out: _Out = None,
 ) -> None:
@@ -237,7 +254,7 @@ def status(
         from tempbalance.lab.study import jobs_of_all, known_jobs
         from tempbalance.lab.sweep import log_of, pace_text
 
-        studies, size, chosen, folder = _chosen(names, preset, only, dataset, out)
+        studies, size, chosen, folder = _chosen(names, preset, only, dataset, out, controls=controls)
         jobs = jobs_of_all(chosen, studies, size, folder)
         states = {job: job.state for job in jobs}
         console = wide_output()
@@ -299,14 +316,23 @@ def report(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A study; see study list.")],
     preset: _Preset = "laptop",
     only: _Only = None,
+    controls: _Controls = False,
     dataset: _Dataset = None,
     out: _Out = None,
     html: Annotated[_File, typer.Option(help="Write an HTML page.")] = None,
     figures: Annotated[_File, typer.Option(help="Write charts as SVG, PDF and PNG into a folder.")] = None,
     form: Annotated[str, typer.Option("--format", help="table, csv or latex.")] = "table",
+    raw: Annotated[
+        _File, typer.Option("--json", help="Write each run's setting, method, base rate, seed and measure.")
+    ] = None,
 ) -> None:
     """Show the results of a study so far with the paper's numbers, and draw its figure."""
     with answered("lab"):
         _check_output(form, html, figures)
-        (chosen_study,), size, chosen, folder = _chosen([name], preset, only, dataset, out)
-        _write(chosen_study.report(chosen_study.find(size, chosen[name], folder)), form, html, figures)
+        (chosen_study,), size, chosen, folder = _chosen([name], preset, only, dataset, out, controls=controls)
+        findings = chosen_study.find(size, chosen[name], folder)
+        _write(chosen_study.report(findings), form, html, figures)
+        if raw is not None:
+            given = dataset and Path(dataset).name  # a place on this machine is of no use to others
+            write_whole(raw, findings.raw(_study_command("run", name, preset, only, controls, given, None)).encode())
+            say(raw)

@@ -10,10 +10,11 @@ import typer
 from typer.core import TyperCommand
 
 from tempbalance.cli.terminal import Terminal, answered, messages, out_folder, say, stoppable, tell
-from tempbalance.lab.methods import METHODS, SEEDS
+from tempbalance.lab.recipe import METHODS, SEEDS
 from tempbalance.runlog import RunFolder
 
 _RECIPE, _RUN, _LOGGING = "Recipe", "Run", "Logging"  # panels of the help
+CONTROLS_HELP = "Add the controls of balanced methods: scales shuffled among layers, and their mean for every layer."
 _Text = Optional[str]  # noqa: UP045
 _Number = Optional[int]  # noqa: UP045
 _File = Optional[Path]  # noqa: UP045
@@ -198,6 +199,7 @@ def compare(
             rich_help_panel=_RECIPE,
         ),
     ] = 3,
+    controls: Annotated[bool, typer.Option("--controls", help=CONTROLS_HELP, rich_help_panel=_RECIPE)] = False,
     out: Annotated[_Text, typer.Option(help="Folder of the runs.", show_default="runs", rich_help_panel=_RUN)] = None,
     recipe: _RecipeFile = None,
     cache: _Cache = None,
@@ -233,8 +235,7 @@ def compare(
         given = {**(read_recipe(recipe) if recipe else {}), **ctx.obj}
         if given.pop("kind", "images") != "images":
             raise ValueError(f"compare trains images: {recipe} must be a recipe of them")
-        names = [name.strip() for name in methods.split(",")]
-        recipes = plan(given, names, SEEDS[:seeds])
+        recipes = plan(given, [name.strip() for name in methods.split(",")], SEEDS[:seeds], controls=controls)
         folder = out_folder(out, Path("runs"))
         jobs = [Job(each, folder / each.name) for each in recipes]
         more = kept_and_fast(speed, checkpoint_every, keep_checkpoints)
@@ -244,7 +245,7 @@ def compare(
         settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
         settings |= {"log_every": log_every, "tensorboard": tensorboard, **more}
         raise_failures(train_all(jobs, local_pool(settings, num_workers=workers), messages, stop_at_failure=True))
-        comparisons = summarize(names, recipes, folder)
+        comparisons = summarize(recipes, folder)
         write_comparison(comparisons, recipes, folder)
         Terminal().print(comparison_table(comparisons))
         (page,) = write_runs([folder / each.name for each in recipes], folder / "report.html")

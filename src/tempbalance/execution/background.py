@@ -31,7 +31,7 @@ class Background(Inline):
         self._next: Pending | None = None  # replaces it once the call counts
 
     def rows_at(self, scoring: SharedScoring, *, is_due: bool) -> list[LayerRow] | None:
-        """Return the rows of the scoring that is due, and start the next; a failed scoring raises once."""
+        """Return the rows of a scoring whose lag is over, and start the next; a failed scoring raises once."""
         if not is_due:
             scoring.check()
         rows, self._next = None, self._pending
@@ -143,15 +143,19 @@ class Pending:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the outcome as plain values, for which this process solves the shares of the others too."""
-        rows, error = self._rows, self._error
-        if self._scoring is not None:
-            if self._scoring.is_sharded:
+        rows, error, scoring = self._rows, self._error, self._scoring
+        if scoring is not None:
+            if scoring.is_sharded:
                 raise RuntimeError(
                     "a scoring of sharded weights is under way: call wait() on every process before saving or copying"
                 )
             self._check_process()
             try:
-                rows = self._rows_alone(self._scoring)
+                self._join()
+                if not self._is_done_for_others:
+                    scoring.solve_copies(self._load, mine=False, double=self._double)
+                    self._is_done_for_others = True
+                rows = scoring.planned.rows()
             except Exception as err:
                 error = err
         return asdict(_Outcome(self.due, tuple(rows), None if error is None else describe(error)))
@@ -171,14 +175,9 @@ class Pending:
     def _check_process(self) -> None:
         """Refuse a fork, in which the thread does not run."""
         if os.getpid() != self._process and not self._is_done:
-            raise RuntimeError("a scoring was under way when the process was forked: go on in the one that started it")
-
-    def _rows_alone(self, scoring: SharedScoring) -> list[LayerRow]:
-        self._join()
-        if not self._is_done_for_others:
-            scoring.solve_copies(self._load, mine=False, double=self._double)
-            self._is_done_for_others = True
-        return scoring.planned.rows()
+            raise RuntimeError(
+                "a scoring was under way when the process was forked: continue in the process that started it"
+            )
 
     def _run(self, scoring: SharedScoring, is_set: Event) -> None:
         torch.get_num_threads()

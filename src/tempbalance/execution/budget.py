@@ -27,14 +27,14 @@ from tempbalance.ranking.table import LayerRow, from_plain
 
 _NUM_SAMPLED = 4096  # entries of a parameter, by which its change is measured
 _SCATTER = 2654435761  # a prime: its multiples lie all over a weight, whatever the sizes of that
-_MEMORY = 0.8  # what an earlier scoring counts beside the next when costs are predicted
+_MEMORY = 0.8  # weight of an earlier scoring against the next when costs are predicted
 _STATE = "the state's budget"
 clock = time.perf_counter
 
 
 @dataclass(frozen=True)
 class Spending:
-    """The time that scoring took under a budget, and the age of the scores.
+    """Time that scoring took under a budget, and age of the scores.
 
     Attributes:
         seconds: Time spent on scoring, the first scoring included.
@@ -55,7 +55,7 @@ class Spending:
 
     @property
     def oldest(self) -> int:
-        """The largest age."""
+        """Largest age."""
         return max(self.ages.values(), default=0)
 
 
@@ -112,7 +112,7 @@ class Budgeted(Inline):
         return self._refresh(scoring, None)
 
     def commit(self) -> None:
-        """Let the accounts of the call count."""
+        """Make the accounts of the call count."""
         self._books = self._next_books
         kept = self._samples | self._new_samples
         self._samples = {name: each for name, each in kept.items() if name in self._books.refreshed_at}
@@ -140,7 +140,7 @@ class Budgeted(Inline):
         return self.budget * self.elapsed() - self._books.spent
 
     def spending(self, call: int) -> Spending:
-        """Return the time spent until a call of ``step``."""
+        """Return the time spent on scoring, and the ages of the scores at a call of ``step``."""
         ages = {name: call - at for name, at in self._books.refreshed_at.items()}
         return Spending(self._books.spent, self.elapsed(), self._books.num_refreshed, ages)
 
@@ -207,15 +207,16 @@ class Budgeted(Inline):
 
 
 def sample(layer: Layer) -> list[Tensor]:
-    """Return some entries of what is trained of a layer's weight, always the same; of sharded ones, local entries."""
-    return [_sample(each.detach()) for each in layer.parameters if each.requires_grad]
-
-
-def _sample(weight: Any) -> Tensor:
-    here: Tensor = weight.to_local() if is_dtensor(weight) else weight
-    number = min(here.numel(), _NUM_SAMPLED)
-    places = torch.arange(number, device=here.device) * _SCATTER % max(here.numel(), 1)
-    return here[torch.unravel_index(places, here.shape)].float()
+    """Return some entries of each trained parameter of a weight, always the same; of sharded ones, local entries."""
+    found = []
+    for parameter in layer.parameters:
+        if parameter.requires_grad:
+            weight: Any = parameter.detach()
+            here: Tensor = weight.to_local() if is_dtensor(weight) else weight
+            number = min(here.numel(), _NUM_SAMPLED)
+            places = torch.arange(number, device=here.device) * _SCATTER % max(here.numel(), 1)
+            found.append(here[torch.unravel_index(places, here.shape)].float())
+    return found
 
 
 def change(now: list[Tensor], before: list[Tensor] | None) -> float:

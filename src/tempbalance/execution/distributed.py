@@ -31,19 +31,6 @@ _KNOWN: tuple[type[Exception], ...] = (
 )  # fmt: skip
 
 
-class Team:
-    """A process group as an option that can be copied; a copy stays in the same group."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    def __deepcopy__(self, _: dict[int, Any]) -> Team:
-        return self
-
-    def __reduce__(self) -> str:
-        raise TypeError("a TempBalance with a process group as share cannot be pickled: save its state_dict()")
-
-
 @dataclass(frozen=True)
 class Ranks:
     """This process among those that share the work; without a group they are those of torch's default one."""
@@ -75,22 +62,19 @@ def find_ranks(share: Any) -> Ranks:
     distributed = torch.distributed
     if share is False or not distributed.is_available() or not distributed.is_initialized():
         return Ranks()
-    group = share.group if isinstance(share, Team) else None
+    group = None if share is True else share
     return Ranks(distributed.get_rank(group), distributed.get_world_size(group), group)
 
 
-def check_share(share: Any) -> bool | Team:
-    """Return the option ``share``, or raise if it is neither a bool nor a process group that this process is in."""
-    if isinstance(share, bool | Team):
-        return share
+def check_share(share: Any) -> None:
+    """Refuse an option ``share`` that is neither a bool nor a process group that this process is in."""
     distributed = torch.distributed
-    if distributed.is_available():
-        is_group = isinstance(share, distributed.ProcessGroup)
-        if share is distributed.GroupMember.NON_GROUP_MEMBER or (is_group and distributed.get_rank(share) < 0):
-            raise ValueError("share must be a process group that this process is in")
-        if is_group:
-            return Team(share)
-    raise TypeError(f"share must be True, False or a process group, got {share!r}")
+    is_group = distributed.is_available() and isinstance(share, distributed.ProcessGroup)
+    is_other = distributed.is_available() and share is distributed.GroupMember.NON_GROUP_MEMBER
+    if is_other or (is_group and distributed.get_rank(share) < 0):
+        raise ValueError("share must be a process group that this process is in")
+    if not is_group and not isinstance(share, bool):
+        raise TypeError(f"share must be True, False or a process group, got {share!r}")
 
 
 def share_out(costs: Sequence[int], num_ranks: int) -> list[int]:
@@ -121,7 +105,7 @@ def describe(error: Exception) -> tuple[str, str]:
 
 
 def rebuild(described: Sequence[str]) -> Exception:
-    """Return the error again; an error of a type that is not known here becomes a RuntimeError with its name."""
+    """Return a described error; one of another type than ours and a few of Python's becomes a RuntimeError."""
     name, sentence = described
     kind = {each.__name__: each for each in _KNOWN}.get(name)
     return kind(sentence) if kind is not None else RuntimeError(f"{name}: {sentence}")
@@ -137,29 +121,17 @@ _Sums = tuple[float, float]  # of a weight's entries, and their norm
 
 @dataclass(eq=False)
 class SharedScoring:
-    """The scoring of a call: `plan` finds the layers, and all processes agree on it; `rows` solves it.
+    """The scoring of a call: `plan` finds the layers, and all processes agree on it; `rows` solves it."""
 
-    Attributes:
-        name: The call, which must be the same on all processes.
-        call: How often ``step`` has been called, this time included.
-        check: Raises if the call cannot be made.
-        find: Checks, and returns the model's layers and the options that must be the same on all processes.
-        scoring: How layers are scored.
-        share, device: As in `Execution`.
-        earlier: The rows of the scoring before.
-        placed: Type of the device that the model is on.
-        costs: Cost of each layer that can be solved, by name.
-    """
-
-    name: str
-    call: int
-    check: Callable[[], None]
-    find: Callable[[], tuple[list[Layer], Mapping[str, Any]]]
+    name: str  # of the call, which must be the same on all processes
+    call: int  # number of calls of ``step``, this one included
+    check: Callable[[], None]  # raises if the call cannot be made
+    find: Callable[[], tuple[list[Layer], Mapping[str, Any]]]  # layers, and options that all processes must share
     scoring: Scoring
-    share: Any
+    share: Any  # as in `Execution`
     device: str | None
-    earlier: Sequence[LayerRow]
-    placed: str
+    earlier: Sequence[LayerRow]  # of the scoring before
+    placed: str  # type of the device that the model is on
 
     def plan(self, choose: Choose | None = None) -> None:
         """Find the layers, and agree with the other processes on those to solve: all, or the choice of rank 0."""
@@ -183,21 +155,20 @@ class SharedScoring:
     def rows(self, solve_mine: Callable[[], None] | None = None) -> list[LayerRow]:
         """Return a row for each layer, the same on every process; layers that were not chosen keep the earlier ones.
 
-        Args:
-            solve_mine: Solves this process' share; without it, that is done now.
+        ``solve_mine`` waits for this process' share of a scoring under way; without it, the share is solved now.
         """
         if self.ranks.size > 1:
             self._share_results(solve_mine or self._solve)
         elif solve_mine is not None:
             solve_mine()
         else:
-            solve(self._my_jobs(self.layers), self.scoring, load=Layer.gather, device=self.device)
+            solve(self._jobs(self.layers), self.scoring, load=Layer.gather, device=self.device)
         kept = {row.name: row for row in self.earlier if row.name in self.costs and row.name not in self.jobs}
         return [kept.get(row.name, row) for row in self.planned.rows()]
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers that are solved, the most expensive first."""
+        """Layers to solve, the most expensive first."""
         return [jobs[0].layer for jobs in self.jobs.values()]
 
     @property
@@ -219,12 +190,11 @@ class SharedScoring:
 
     def solve_copies(self, load: Callable[[Layer], Tensor], *, mine: bool, double: bool) -> None:
         """Solve copies in the calling thread: those of this process' share, or of the others'."""
-        layers = [layer for layer in self.layers if self._is_mine(layer) is mine]
-        jobs = [job for layer in layers for job in self.jobs[layer.name]]
-        solve(jobs, self.scoring, load=load, beside=mine, double=double)
+        solve(self._jobs(self.layers, mine=mine), self.scoring, load=load, beside=mine, double=double)
 
     def _plan(self, choose: Choose | None) -> tuple[str, list[list[_Sums]], list[str]]:
         """Plan the scoring; return a digest and sums that must agree on all processes, and the chosen layers."""
+        self.check()
         layers, options = self.find()
         self.planned = plan = plan_layers(layers, self.scoring)
         costs = {name: sum(job.cost for job in each if not job.reason) for name, each in plan.jobs.items()}
@@ -259,8 +229,8 @@ class SharedScoring:
     def _is_mine(self, layer: Layer) -> bool:
         return self.owner[layer.name] == self.ranks.rank
 
-    def _my_jobs(self, layers: list[Layer]) -> list[Job]:
-        return [job for layer in layers if self._is_mine(layer) for job in self.jobs[layer.name]]
+    def _jobs(self, layers: list[Layer], *, mine: bool = True) -> list[Job]:
+        return [job for layer in layers if self._is_mine(layer) is mine for job in self.jobs[layer.name]]
 
     def _share_results(self, solve_mine: Callable[[], None]) -> None:
         """Solve this process' share, and fill in the jobs of all processes."""
@@ -269,7 +239,7 @@ class SharedScoring:
             solve_mine()
             return [
                 (job.layer.name, job.index, job.reason, job.score, job.fit and astuple(job.fit))
-                for job in self._my_jobs(self.layers)
+                for job in self._jobs(self.layers)
             ]
 
         answers = self.ranks.exchange(f"{self.name}, results", results)
@@ -281,10 +251,16 @@ class SharedScoring:
         """Solve this process' share; after an error it still takes part in gathering."""
         failed: Exception | None = None
         for layers in self._rounds():
-            held = self._gather(layers)
+            held = {}  # the gathered layers that this process solves
+            for layer in layers:
+                if layer.sharded:
+                    whole = layer.gather()
+                    if self._is_mine(layer):
+                        held[layer.name] = whole
+                    del whole
             try:
                 if failed is None:
-                    solve(self._my_jobs(layers), self.scoring, load=partial(_load, held), device=self.device)
+                    solve(self._jobs(layers), self.scoring, load=partial(_load, held), device=self.device)
             except Exception as err:
                 failed = err
             del held
@@ -293,38 +269,21 @@ class SharedScoring:
 
     def _rounds(self) -> Iterator[list[Layer]]:
         """Yield layers that are solved together: no process holds more gathered bytes than the largest layer has."""
-        layers = self.layers
-        most = max(map(_num_gathered, layers), default=0)
+        sizes = [sum(each.shape.numel() * each.parameter.dtype.itemsize for each in one.sharded) for one in self.layers]
         held = [0] * self.ranks.size
         together: list[Layer] = []
-        for layer in layers:
-            owner, size = self.owner[layer.name], _num_gathered(layer)
-            if held[owner] + size > most:
+        for layer, size in zip(self.layers, sizes, strict=True):
+            owner = self.owner[layer.name]
+            if held[owner] + size > max(sizes):
                 yield together
                 held, together = [0] * self.ranks.size, []
             held[owner] += size
             together.append(layer)
         yield together
 
-    def _gather(self, layers: list[Layer]) -> dict[str, Tensor]:
-        """Take part in gathering sharded layers, and keep those that this process solves."""
-        held = {}
-        for layer in layers:
-            if layer.sharded:
-                whole = layer.gather()
-                if self._is_mine(layer):
-                    held[layer.name] = whole
-                del whole
-        return held
-
 
 def _load(held: Mapping[str, Tensor], layer: Layer) -> Tensor:
     return held[layer.name] if layer.name in held else layer.weight()
-
-
-def _num_gathered(layer: Layer) -> int:
-    """Return the bytes of a layer's parameters that must be gathered."""
-    return sum(each.shape.numel() * each.parameter.dtype.itemsize for each in layer.sharded)
 
 
 def _sums(weight: Tensor) -> _Sums:
@@ -338,7 +297,7 @@ def _sums(weight: Tensor) -> _Sums:
 def _check_replicas(sums: Sequence[_Sums]) -> None:
     """Refuse weights that differ between processes, or are not finite on some of them."""
     bad = [rank for rank, (_, norm) in enumerate(sums) if not math.isfinite(norm)]
-    if 0 < len(bad) < len(sums):  # on all, it is for the one that solves it to tell
+    if 0 < len(bad) < len(sums):  # if on all, the process that solves it raises
         raise WeightError(f"must be finite, has an entry that is NaN or infinite on ranks {bad}")
     for rank, (total, norm) in enumerate(sums):
         if abs(total - sums[0][0]) > _DRIFT * max(norm, sums[0][1]):

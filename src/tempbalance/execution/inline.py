@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from tempbalance.errors import check_count, warn
-from tempbalance.execution.distributed import SharedScoring, Team, check_share
+from tempbalance.errors import check_count, check_flag, check_fraction, warn
+from tempbalance.execution.distributed import SharedScoring, check_share
 from tempbalance.ranking.table import LayerRow
 
 _MUCH = 0.2  # share of the time above which scoring is worth a warning
@@ -36,37 +36,36 @@ class Execution:
         device: Where weights are solved: None for the device they are on, ``cpu`` to copy them to the CPU first.
     """
 
-    share: bool | ProcessGroup | Team = True
+    share: bool | ProcessGroup = True
     background: bool = False
     lag: int = 1
     budget: float | None = None
     device: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "share", check_share(self.share))
-        if not isinstance(self.background, bool):
-            raise TypeError(f"background must be True or False, got {self.background!r}")
+        check_share(self.share)
+        check_flag("background", self.background)
         check_count("lag", self.lag, least=1)
         if self.lag != 1 and not self.background:
             raise ValueError(f"lag goes with background=True, got lag={self.lag} without it")
         if self.device not in (None, "cpu"):
             raise ValueError(f"device must be 'cpu' or None, got {self.device!r}")
-        if self.budget is None:
-            return
-        if isinstance(self.budget, bool) or not isinstance(self.budget, int | float) or not 0 < self.budget < 1:
-            raise ValueError(f"budget must satisfy 0 < budget < 1, or be None, got {self.budget!r}")
-        if self.background:
-            raise ValueError(
-                "budget bounds the time that training waits for scoring, and with background=True it does not wait: "
-                f"give one of the two, got budget={self.budget!r} with background=True"
-            )
+        if self.budget is not None:
+            check_fraction("budget", self.budget)
+            if self.background:
+                raise ValueError(f"with background=True training does not wait: got budget={self.budget!r} too")
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Execution:
+        return self  # which cannot change, and whose process group cannot be copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self.share, bool):
+            raise TypeError("a TempBalance with a process group as share cannot be pickled: save its state_dict()")
+        return self.__dict__
 
 
 class Inline:
-    """Scores all layers in the call at which a scoring is due. `Background` and `Budgeted` change when that is.
-
-    Scoring that takes much of the training time is warned of once; the first scoring does not count.
-    """
+    """Scores all layers when a scoring is due; warns once if that takes much of the time after the first scoring."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # the end of the first scoring
@@ -88,16 +87,16 @@ class Inline:
         return Inline.rows_at(self, scoring, is_due=True)
 
     def commit(self) -> None:
-        """Let the last answer count."""
+        """Make the last answer count."""
 
     def cancel(self) -> None:
-        """Give the last answer up."""
+        """Give up the last answer."""
 
     def wait(self) -> None:
-        """Wait for a scoring that is under way."""
+        """Wait for a scoring in the background."""
 
     def close(self) -> None:
-        """Give up a scoring that is under way."""
+        """Give up a scoring in the background."""
 
     def state(self) -> dict[str, Any] | None:
         """Return plain values from which `load` continues."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tempbalance.lab.findings import Cell, Findings
-from tempbalance.lab.options import pretty
+from tempbalance.lab.options import CONTROLS, pretty
 from tempbalance.lab.points import NAMED
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
 
@@ -44,8 +44,11 @@ class _Accuracies:
         several = any(len(cell.tried) > 1 for cell in findings.cells)
         caption = self.caption + (" Crosses are all settings tried." if several else "")
         table = accuracy_table(findings, seconds=self.seconds)
-        charts = {findings.name: self.draw(findings)}
-        return Report([table], charts, {findings.name: caption}, [*findings.verdicts, *self.notes])
+        charts, captions = {findings.name: self.draw(findings)}, {findings.name: caption}
+        if findings.has_common_rates:
+            name = f"{findings.name}_rates"
+            charts[name], captions[name] = rate_chart(findings), f"{findings.measure.word} at each base rate."
+        return Report([table], charts, captions, [*findings.effects, *findings.verdicts, *self.notes])
 
 
 class Bars(_Accuracies):
@@ -62,7 +65,7 @@ class Bars(_Accuracies):
             bars.append(
                 Bar(
                     panel=cell.panel,
-                    label=", ".join(pretty(cell.labels[name]) for name in self.by.split()),
+                    label=_bar_label(cell, self.by.split()),
                     mean=cell.mean,
                     std=cell.std,
                     crosses=means if len(cell.tried) > 1 else (),
@@ -80,6 +83,13 @@ class Bars(_Accuracies):
             y_title=f"test {findings.measure.title}",
             seconds_title=_SECONDS[self.seconds] if self.seconds else None,
         )
+
+
+def _bar_label(cell: Cell, names: list[str]) -> str:
+    """Return the labels under a bar, with the control where the method is not among them."""
+    _, _, control = str(cell.labels["method"]).partition(", ")
+    more = [control] if control in CONTROLS and "method" not in names else []
+    return ", ".join([*(pretty(cell.labels[name]) for name in names), *more])
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,28 @@ class Lines(_Accuracies):
             log_x=self.is_log,
             log_y=self.is_log,
         )
+
+
+def rate_chart(findings: Findings) -> alt.TopLevelMixin:
+    """Draw each method over the base rates that were tried, at the best of its other settings."""
+    from tempbalance.report.study_charts import Dot, line_chart
+
+    dots = []
+    for cell in findings.cells:
+        for rate in cell.rates:
+            there = tuple(each for each in cell.tried if each.point.options.get("lr") == rate)
+            best = replace(cell, tried=there).best
+            method = pretty(cell.labels["method"])
+            mean, std = (None, None) if best is None else (best.mean, best.std)
+            dots.append(Dot(panel=cell.setting, series=method, x=rate, mean=mean, std=std))
+    return line_chart(
+        dots,
+        title="Each method over the base rates",
+        subtitle=findings.subtitle,
+        x_title="base rate",
+        y_title=f"test {findings.measure.title}",
+        log_x=True,
+    )
 
 
 def _drawn_paper(findings: Findings, cell: Cell) -> float | None:
@@ -202,7 +234,13 @@ def _setting_text(cell: Cell) -> str:
         return ""
     num_begun = sum(bool(each.num_done) for each in cell.tried)
     there = f"{num_begun}" if cell.is_complete else f"{num_begun} so far"
-    return cell.best.point.settings_text(cell.labels) + (f" (best of {there})" if len(cell.tried) > 1 else "")
+    rates = cell.rates
+    edge = (
+        ", at the end of the rates"
+        if len(rates) > 1 and cell.best.point.options["lr"] in rates[:: len(rates) - 1]
+        else ""
+    )
+    return cell.best.point.settings_text(cell.labels) + (f" (best of {there}{edge})" if len(cell.tried) > 1 else "")
 
 
 def _caption(findings: Findings, *, has_test: bool, seconds: str | None) -> str:
@@ -219,6 +257,10 @@ def _caption(findings: Findings, *, has_test: bool, seconds: str | None) -> str:
             f"Against {findings.reference_text}: mean of the differences seed by seed ± half its 95 % interval{unit}; "
             "p of the paired t-test."
         )
+    if any(len(cell.tried) > 1 for cell in findings.cells):
+        by = "validation data" if findings.is_best_reported else "the test set, for there are no validation data"
+        common = "; all methods were tried at the same base rates" if findings.has_common_rates else ""
+        parts.append(f"Each row is the best of its grid by the mean on {by}{common}.")
     if seconds:
         parts.append("Seconds are as the runs had them, several at a time; the study overhead measures alone.")
     if not findings.preset.is_paper and any(cell.paper for cell in findings.cells):

@@ -23,8 +23,10 @@ from tempbalance.runlog import Line
 B = TypeVar("B", bound=BalancingRecipe)
 I = TypeVar("I", bound=IterationsRecipe)  # noqa: E741
 
-_SCORING = ("tail", "tail_fraction", "score", "score_first", "score_last", "min_eigenvalues", "interval", "start")
-_SCALING = ("scale_range", "assignment")
+_SCORING = (
+    "tail", "tail_fraction", "score", "score_first", "score_last", "score_embeddings", "min_eigenvalues", "interval",
+    "start", "stop",
+)  # fmt: skip
 _COMPARISON = ("keep_mean", "shrink", "smooth", "blend", "group_by")
 
 
@@ -36,7 +38,7 @@ def scheduler_options(recipe: BalancingRecipe) -> dict[str, Any]:
     if not recipe.is_balanced:
         return {**options, "scale_range": (1.0, 1.0), "comparison": tempbalance.Comparison(**comparison)}
     comparison |= {name: getattr(recipe, name) for name in _COMPARISON}
-    options |= {name: getattr(recipe, name) for name in _SCALING if hasattr(recipe, name)}
+    options |= {"scale_range": recipe.scale_range, "assignment": recipe.library_assignment}
     options["comparison"] = tempbalance.Comparison(**comparison)
     if recipe.decay_range is not None:
         options["balance"] = {"lr": options.pop("scale_range"), "weight_decay": recipe.decay_range}
@@ -174,16 +176,21 @@ class BalancedTraining(Training[B]):
         """Return a line for each layer: the latest scoring, and the learning rate of its weight now."""
         if not isinstance(self.scheduler, tempbalance.TempBalance):
             return []
-        weights = {layer.name: layer.parameters[0] for layer in tempbalance.find_layers(self.network)}
         groups = self.optimizer.param_groups
-        rates = {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
+        by_parameter = {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
+        rates = {
+            layer.name: by_parameter[id(parameter)]
+            for layer in tempbalance.find_layers(self.network)
+            for parameter in reversed(layer.parameters)  # the weight comes first, and an adapter's is frozen
+            if id(parameter) in by_parameter
+        }
         lines = []
         for row in self.scheduler.table():
             if row.score is None:
                 continue
             line: Line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
             line |= {f"{target}_scale": scale for target, scale in row.scales.items()}
-            lines.append({**line, "rate": rates[id(weights[row.name])], **self.layer_extras(row.name)})
+            lines.append({**line, "rate": rates[row.name], **self.layer_extras(row.name)})
         return lines
 
     def layer_extras(self, layer: str) -> Line:

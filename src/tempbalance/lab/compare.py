@@ -11,9 +11,10 @@ from typing import Any
 
 from rich.table import Table
 
-from tempbalance.lab.findings import last_alphas
+from tempbalance.lab.findings import effect_text, last_alphas
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.methods import find_method
+from tempbalance.lab.options import ASSIGNMENTS, CONTROLS
+from tempbalance.lab.recipe import ACCURACY, find_method
 from tempbalance.lab.runs import DivergedError
 from tempbalance.report.statistics import Paired, verdict_text
 from tempbalance.runlog import RunFolder, write_whole
@@ -45,8 +46,10 @@ class Comparison:
     alpha_spread: float | None
 
 
-def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[ImageRecipe]:
-    """Return the recipes of a comparison, one for each method and seed.
+def plan(
+    options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int], *, controls: bool = False
+) -> list[ImageRecipe]:
+    """Return the recipes of a comparison, one for each method and seed, and for each control of a balanced method.
 
     Without a learning rate in the options, each method has its usual one. On the digits, `SMALL` gives epochs, width
     and min_eigenvalues unless the options do.
@@ -58,13 +61,26 @@ def plan(options: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int
         raise ValueError(f"methods must be named once, got {twice[0]!r} twice")
     small = SMALL if options.get("dataset", "digits") == "digits" else {}
     given = {**small, **options}
-    return [ImageRecipe.from_dict({**given, "method": method, "seed": seed}) for seed in seeds for method in methods]
+    found = []
+    for seed in seeds:
+        for method in methods:
+            recipe = ImageRecipe.from_dict({**given, "method": method, "seed": seed})
+            found.append(recipe)
+            if controls and recipe.is_balanced and recipe.assignment in ASSIGNMENTS:
+                ways = [f"{name}:{recipe.assignment}" for name in CONTROLS]
+                found += [ImageRecipe.from_dict({**recipe.to_dict(), "assignment": each}) for each in ways]
+    return found
+
+
+def _label(recipe: ImageRecipe) -> str:
+    """Return the method, with the control that it is."""
+    return f"{recipe.method}, {recipe.control}" if recipe.control else recipe.method
 
 
 def headline(recipes: Sequence[ImageRecipe]) -> str:
     """Describe the runs of a comparison in a line."""
     first = recipes[0]
-    methods, seeds = (dict.fromkeys(str(getattr(each, name)) for each in recipes) for name in ("method", "seed"))
+    methods, seeds = dict.fromkeys(map(_label, recipes)), dict.fromkeys(str(each.seed) for each in recipes)
     text = f"{first.dataset}, {first.model}, width {first.width:g}, {first.epochs} epochs"
     return f"{text}, {', '.join(methods)}, seeds {', '.join(seeds)}"
 
@@ -82,7 +98,7 @@ def doubts(options: Mapping[str, Any], recipes: Sequence[ImageRecipe]) -> list[s
     return found
 
 
-def summarize(methods: Sequence[str], recipes: Sequence[ImageRecipe], folder: Path) -> list[Comparison]:
+def summarize(recipes: Sequence[ImageRecipe], folder: Path) -> list[Comparison]:
     """Summarize the complete runs of each method, with differences from the first one seed by seed.
 
     Raises:
@@ -90,8 +106,8 @@ def summarize(methods: Sequence[str], recipes: Sequence[ImageRecipe], folder: Pa
     """
     found = []
     reference: tuple[float, ...] = ()
-    for method in methods:
-        runs = [RunFolder(folder / recipe.name) for recipe in recipes if recipe.method == method]
+    for method in dict.fromkeys(map(_label, recipes)):
+        runs = [RunFolder(folder / recipe.name) for recipe in recipes if _label(recipe) == method]
         results = [result for run in runs if (result := run.result) is not None]
         for result in results:
             if "diverged" in result:
@@ -151,9 +167,11 @@ def _with_spread(mean: str, spread: float | None) -> str:
 
 
 def verdict(comparisons: Sequence[Comparison]) -> list[str]:
-    """Describe each difference from the first method in a sentence."""
+    """Describe each difference from the first method in a sentence, and how much of it remains over controls."""
     sentences = []
+    outcomes = {each.method: dict(enumerate(each.accuracies)) for each in comparisons}
     for each in comparisons[1:]:
         found = verdict_text(each.difference, each.interval, num_seeds=len(each.accuracies))
         sentences.append(f"{each.method} - {comparisons[0].method} = {found}")
-    return sentences
+    effects = [effect_text(outcomes, each.method, comparisons[0].method, ACCURACY) for each in comparisons[1:]]
+    return sentences + [text for text in effects if text]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.options import pretty
+from tempbalance.lab.options import CONTROLS, pretty
 from tempbalance.lab.paper import PaperResult
-from tempbalance.lab.points import Point, Preset, cell_key
+from tempbalance.lab.points import NAMED, Point, Preset, cell_key
 from tempbalance.lab.recipe import ACCURACY, SEEDS, Measure, find_kind
 from tempbalance.report.statistics import LEVEL, Paired, holm, paired
 from tempbalance.runlog import Line, RunFolder
@@ -67,6 +68,13 @@ class Tried:
         """Mean of the outcomes."""
         return fmean(self.outcomes.values()) if self.results else None
 
+    @cached_property
+    def validation(self) -> dict[int, float]:
+        """Validation metric at the best epoch by seed; empty where no validation data choose it."""
+        by = self.point.recipe(SEEDS[0]).best_by
+        found = {seed: [line[by] for line in run.metrics if by in line] for seed, run in self.runs.items() if by}
+        return {seed: max(values, key=self.measure.sign) for seed, values in found.items() if values}
+
     @property
     def std(self) -> float | None:
         """Sample standard deviation of the outcomes."""
@@ -110,7 +118,7 @@ class Cell:
     def best(self) -> Tried | None:
         """The point with the best mean among those with the most seeds; ``None`` without a run that ended.
 
-        A point with a diverged run is worse than all without one.
+        Means are of the validation metric where there is one. A point with a diverged run is worse than one without.
         """
         most = max(each.num_done for each in self.tried)
         return max((each for each in self.tried if each.num_done == most), key=_rank) if most else None
@@ -154,10 +162,23 @@ class Cell:
         """Network and data."""
         return f"{pretty(self.labels['model'])}, {pretty(self.labels['dataset'])}"
 
+    @property
+    def setting(self) -> str:
+        """Network, data and all labels but the method."""
+        return ", ".join(
+            [self.panel, *(label_text(name, self.labels[name]) for name in self.labels if name not in NAMED)]
+        )
+
+    @property
+    def rates(self) -> list[float]:
+        """Base rates of its grid."""
+        return sorted({float(each.point.options["lr"]) for each in self.tried if "lr" in each.point.options})
+
 
 def _rank(tried: Tried) -> tuple[int, float]:
     """Return a number that is larger for better points: fewer diverged runs first, then the mean."""
-    return -len(tried.diverged), -math.inf if tried.mean is None else tried.measure.sign(tried.mean)
+    mean = fmean(tried.validation.values()) if tried.validation else tried.mean
+    return -len(tried.diverged), -math.inf if mean is None else tried.measure.sign(mean)
 
 
 @dataclass(frozen=True)
@@ -237,6 +258,28 @@ class Findings:
         other = self.compared_with(cell)
         return None if other is None else paired(self.outcomes(cell), self.outcomes(other))
 
+    @property
+    def has_common_rates(self) -> bool:
+        """Whether all methods were tried at the same base rates, of which there are several, in every setting."""
+        rates: dict[str, set[tuple[float, ...]]] = {}
+        for cell in self.cells:
+            rates.setdefault(cell.setting, set()).add(tuple(cell.rates))
+        return bool(rates) and all(len(each) == 1 and len(min(each)) > 1 for each in rates.values())
+
+    @property
+    def effects(self) -> list[str]:
+        """Sentences about how much of the difference of each method with controls remains over these."""
+        settings: dict[str, dict[str, dict[int, float]]] = {}
+        for cell in self.cells:
+            settings.setdefault(cell.setting, {})[str(cell.labels["method"])] = self.outcomes(cell)
+        baseline = str(self.reference.get("method"))
+        return [
+            f"{setting}: {text}"
+            for setting, outcomes in settings.items()
+            for method in outcomes
+            if (text := effect_text(outcomes, method, baseline, self.measure))
+        ]
+
     def outcomes(self, cell: Cell) -> dict[int, float]:
         """Return the outcomes of a cell by seed; a diverged run has the worst outcome of all runs of the study."""
         found = dict(cell.outcomes)
@@ -248,6 +291,31 @@ class Findings:
     def _worst(self) -> float | None:
         values = [value for cell in self.cells for each in cell.tried for value in each.outcomes.values()]
         return min(values, key=self.measure.sign, default=None)
+
+    def raw(self, command: str) -> str:
+        """Return each run's setting, method, base rate, seed and values as JSON, a run a line.
+
+        Args:
+            command: The command that trains the runs.
+        """
+        head = {
+            "study": self.name,
+            "command": command,
+            "about": self.subtitle,
+            "baseline": self.reference.get("method"),
+        }
+        head["measure"] = asdict(self.measure)
+        rows = []
+        for cell in self.cells:
+            for tried in cell.tried:
+                for seed in self.seeds:
+                    if seed not in tried.outcomes and seed not in tried.diverged:
+                        continue
+                    row = {"setting": cell.setting, "method": cell.labels["method"]}
+                    row |= {"rate": tried.point.options.get("lr"), "seed": seed, "value": tried.outcomes.get(seed)}
+                    rows.append(row | ({"validation": tried.validation[seed]} if seed in tried.validation else {}))
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        return json.dumps(head, indent=1)[:-2] + f',\n "runs": [\n{lines}\n ]\n}}\n'
 
     @property
     def verdicts(self) -> list[str]:
@@ -277,6 +345,50 @@ class Findings:
             f"difference {between} {self.measure.points}".rstrip()
             + "."
         )
+
+
+def effect_text(outcomes: Mapping[str, Mapping[int, float]], method: str, baseline: str, measure: Measure) -> str:
+    """Say how a method differs from a baseline, and how much of that remains over each of its controls.
+
+    Args:
+        outcomes: Values by method and seed. Controls of a method have its name before theirs: ``tb, shuffled``.
+        method: The method.
+        baseline: The method without balancing.
+        measure: What the values are.
+
+    Returns:
+        Sentences; empty without a common seed, or if the method has no control.
+    """
+    over = {name: outcomes.get(f"{method}, {name}", {}) for name in CONTROLS}
+    tests = {name: test for name, each in over.items() if (test := paired(outcomes[method], each)) is not None}
+    total = paired(outcomes[method], outcomes.get(baseline, {}))
+    if total is None or not tests:
+        return ""
+    words = {"shuffled": "its scales shuffled", "mean": "their mean for every layer"}
+    parts = [f"against {words[name]} {difference_text(test, measure)}" for name, test in tests.items()]
+    text = f"{pretty(method)} against {pretty(baseline)} {difference_text(total, measure)}; {', '.join(parts)}."
+    if not _shown(total):
+        return f"{text} There is no effect to explain."
+    is_gain = measure.sign(total.mean) > 0
+    kept = [words[name] for name, test in tests.items() if _shown(test) and (measure.sign(test.mean) > 0) == is_gain]
+    lost = [words[name] for name in tests if words[name] not in kept]
+    what = "gain" if is_gain else "loss"
+    if not lost:
+        return f"{text} The {what} is shown over every control: it is due to which layer has which scale."
+    return f"{text} The {what} is not shown over {' and '.join(lost)}: that spectra matter is not shown."
+
+
+def difference_text(test: Paired, measure: Measure) -> str:
+    """Return a mean difference with half its 95 % interval, and whether it is shown."""
+    if test.interval is None:
+        return f"{test.mean:+.2f} {measure.points}".rstrip() + " (one seed)"
+    is_better = measure.sign(test.mean) > 0
+    verdict = ("better" if is_better else "worse") if _shown(test) else "not shown"
+    return f"{test.mean:+.2f} ± {test.interval:.2f} {measure.points}".rstrip() + f" ({verdict})"
+
+
+def _shown(test: Paired) -> bool:
+    return test.interval is not None and abs(test.mean) > test.interval
 
 
 def label_text(name: str, value: Any) -> str:

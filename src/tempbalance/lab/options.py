@@ -86,9 +86,42 @@ Tail = Literal["median", "median_published", "goodness_of_fit", "peak"]
 Score = Literal[
     "alpha", "alpha_weighted", "log_alpha_norm", "spectral_norm", "stable_rank", "frobenius_norm", "entropy"
 ]
-Assignment = Literal["linear", "sqrt", "log2", "step", "sigmoid", "power"]
+ASSIGNMENTS = ("linear", "sqrt", "log2", "step", "sigmoid", "power")
+CONTROLS = ("shuffled", "mean")
+LAYER_KINDS = ("embedding", "attention", "feed-forward", "head", "convolution")
 Reference = Literal["random"]
-ASSIGNMENTS: tuple[str, ...] = get_args(Assignment)
+
+
+def scales_by_kind(text: str) -> dict[str, float]:
+    """Read scales by kind of layer.
+
+    Example:
+        >>> scales_by_kind("embedding=5,head=5")
+        {'embedding': 5.0, 'head': 5.0}
+    """
+    return {kind: float(scale) for kind, _, scale in (each.partition("=") for each in text.split(","))}
+
+
+def _is_assignment(text: str) -> bool:
+    if "=" in text:
+        try:
+            scales = scales_by_kind(text)
+        except ValueError:
+            return False
+        return all(kind in LAYER_KINDS and 0 < scale <= 1e6 for kind, scale in scales.items())
+    control, base, seed, *more = (*text.split(":"), *("", "linear", "0")[text.count(":") + 1 :])
+    is_control = control in CONTROLS and base in ASSIGNMENTS and seed.isdecimal() and not more
+    return text in ASSIGNMENTS or is_control
+
+
+Assignment = Annotated[
+    str,
+    Rule(
+        f"one of {', '.join(ASSIGNMENTS)}, a control such as shuffled, mean or shuffled:sqrt:7, or scales by kind of "
+        "layer such as embedding=5,head=5",
+        _is_assignment,
+    ),
+]
 
 # Options that several kinds of runs have, each with its own default.
 Place = Annotated[str, Rule("a name or a path", bool), AfterValidator(lambda value: str(Path(value)))]
@@ -278,7 +311,8 @@ _NAMES = {
     "vgg16": "VGG16", "vgg19": "VGG19", "wrn16_8": "WRN16-8", "wrn28_6": "WRN28-6", "mlp": "MLP",
     "penn_treebank": "Penn Treebank", "pydoc": "Python's help", "voc2007": "PASCAL VOC 2007", "shapes": "drawn shapes",
     "burgers": "Burgers", "fno": "FNO",
-    "gpt": "GPT", "yolov8n": "YOLOv8n", "yolov8n.yaml": "YOLOv8n, random weights",
+    "gpt": "GPT", "llama": "LLaMA", "bert": "BERT", "bert_lora": "BERT with LoRA",
+    "yolov8n": "YOLOv8n", "yolov8n.yaml": "YOLOv8n, random weights",
     "lookahead": "Lookahead", "adam": "Adam", "adamw": "AdamW", "adamp": "AdamP",
     **{name: name.upper() for name in ("cal", "snr", "tb", "sgdr", "lars", "sgdp", "lamb")},
 }  # fmt: skip

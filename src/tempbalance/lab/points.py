@@ -10,9 +10,9 @@ from typing import Any
 
 from tempbalance.errors import unknown
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.options import DATASETS, NUM_IMAGES, pretty
+from tempbalance.lab.options import ASSIGNMENTS, CONTROLS, DATASETS, NUM_IMAGES, pretty
 from tempbalance.lab.paper import BETTER, PaperResult, PaperRow, paper_tables, stated
-from tempbalance.lab.recipe import SEEDS, BaseRecipe, make_recipe
+from tempbalance.lab.recipe import SEEDS, BalancingRecipe, BaseRecipe, ScoredRecipe, make_recipe
 
 NAMED = ("dataset", "model", "method")
 PAPER_STEPS = 390  # of an epoch of CIFAR at batch 128, in which the paper counts
@@ -24,6 +24,7 @@ _SEARCHED = (
 # The paper's numbers are of its published code; docs/numbers.md says what differs and by how much.
 PUBLISHED = {"tail": "median_published", "norms": "name", "snr_iterations": 5, "flip": True}
 _MIN_EIGENVALUES = 50
+BY_TYPE = "embedding=5,head=5"  # control of networks with embeddings: no spectra
 _LIMIT, _TEST_LIMIT = 10_000, 2_000  # images in small presets; the digits are fewer
 
 
@@ -170,6 +171,34 @@ def beside(points: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
         for point in baseline
         if (point.cell["dataset"], point.cell["model"]) in networks
     ]
+
+
+def with_controls(points: Sequence[Point]) -> list[Point]:
+    """Return the points, each balanced one followed by its controls: scales shuffled, their mean, or scales by type."""
+    found = []
+    for point in points:
+        found.append(point)
+        recipe = point.recipe(SEEDS[0])
+        if not isinstance(recipe, ScoredRecipe) or not recipe.is_balanced or recipe.assignment not in ASSIGNMENTS:
+            continue
+        assignments = {name: f"{name}:{recipe.assignment}" for name in CONTROLS}
+        is_plain = isinstance(recipe, BalancingRecipe) and not (recipe.reference or recipe.shrink or recipe.decay_range)
+        if recipe.kind == "language" and is_plain:
+            assignments["by type"] = BY_TYPE
+        found += [variant(point, name, {"assignment": each}) for name, each in assignments.items()]
+    return found
+
+
+def variant(point: Point, name: str, options: Mapping[str, Any]) -> Point:
+    """Return a point with other options, named after the method; the paper did not train it."""
+    cell = {**point.cell, "method": f"{point.cell['method']}, {name}"}
+    options = {**point.options, **options}
+    return replace(point, cell=cell, options=options, paper=None, is_best=False, is_paper=False)
+
+
+def over_rates(points: Sequence[Point], rates: Sequence[float]) -> list[Point]:
+    """Return each point at each base rate; the best of them counts."""
+    return [replace(point, options={**point.options, "lr": rate}) for point in points for rate in rates]
 
 
 def _table_point(row: PaperRow, options: Mapping[str, Any], cells: Sequence[str]) -> Point:

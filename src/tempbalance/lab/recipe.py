@@ -1,4 +1,4 @@
-"""Recipes: complete configurations of runs. Base classes of the kinds, and the kinds by name."""
+"""Recipes, complete configurations of runs: the paper's methods, base classes of the kinds, and the kinds by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from tempbalance.errors import quoted, unknown
-from tempbalance.lab.methods import SEEDS as SEEDS
-from tempbalance.lab.methods import find_method
 from tempbalance.lab.options import (
+    ASSIGNMENTS,
     BALANCING,
+    CONTROLS,
     Assignment,
     BatchSize,
     Count,
@@ -37,6 +37,7 @@ from tempbalance.lab.options import (
     Tail,
     explain,
     read_options,
+    scales_by_kind,
 )
 
 # The recipe of each kind. Its package also has the module ``training``; both are loaded on first use.
@@ -46,9 +47,65 @@ _KINDS = {
     "matrices": "matrices.recipe.MatricesRecipe",
     "operator": "operators.recipe.OperatorRecipe",
     "detection": "detection.recipe.DetectionRecipe",
+    "encoder": "encoder.recipe.EncoderRecipe",
 }
 
 T = TypeVar("T", bound="BaseRecipe")
+
+SEEDS = (43, 37, 13, 51, 71)  # the paper's
+
+
+@dataclass(frozen=True)
+class Method:
+    """How to train.
+
+    Attributes:
+        optimizer: Its name in `tempbalance.lab.images.optimizers.OPTIMIZERS`.
+        balanced: Whether layers get scales; otherwise they are only scored.
+        regularized: Whether the spectral norm is regularised.
+        restarts: Whether the cosine restarts.
+    """
+
+    optimizer: str = "sgd"
+    balanced: bool = False
+    regularized: bool = False
+    restarts: bool = False
+
+
+METHODS: dict[str, Method] = {
+    "cal": Method(),
+    "snr": Method(regularized=True),
+    "tb": Method(balanced=True),
+    "tb+snr": Method(balanced=True, regularized=True),
+    "sgdr": Method(restarts=True),
+    "lars": Method("lars"),
+    "lookahead": Method("lookahead"),
+    "sgdp": Method("sgdp"),
+    "tb+sgdp": Method("sgdp", balanced=True),
+    "adam": Method("adam"),
+    "adamw": Method("adamw"),
+    "adamp": Method("adamp"),
+    "lamb": Method("lamb"),
+    "tb+adam": Method("adam", balanced=True),
+    "tb+adamw": Method("adamw", balanced=True),
+}
+
+
+def find_method(name: str) -> Method:
+    """Return a method by its name; ``tb+`` balances any other method, but balanced ``cal`` is called ``tb``.
+
+    Raises:
+        ValueError: If there is no such method, with the closest name.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    base = METHODS.get(name.removeprefix("tb+"))
+    if base is None:
+        raise ValueError(unknown("method", name, METHODS))
+    method = replace(base, balanced=True)
+    if same := [known for known, each in METHODS.items() if each == method]:
+        raise ValueError(f"unknown method {name!r}: it is called {same[0]!r}")
+    return method
 
 
 @dataclass(frozen=True)
@@ -230,12 +287,47 @@ class ScoredRecipe(BaseRecipe):
         Fraction, Field(description="Share of the eigenvalues in the tail, with a median tail."), BALANCING
     ] = 0.5
     score: Annotated[Score, Field(description="Number that ranks the layers."), BALANCING] = "alpha"
-    assignment: Annotated[Assignment, Field(description="Rule from scores to scales."), BALANCING] = "linear"
+    assignment: Annotated[
+        Assignment,
+        Field(
+            description=f"Rule from scores to scales: {', '.join(ASSIGNMENTS)}; a control: shuffled, mean; or scales "
+            "by kind of layer: embedding=5,head=5."
+        ),
+        BALANCING,
+    ] = "linear"
     interval: Annotated[Count, Field(description="Epochs between scorings."), BALANCING] = 1
     score_first: Annotated[bool, Field(description="Score the first layer too."), BALANCING] = False
     score_last: Annotated[bool, Field(description="Score the last layer too."), BALANCING] = False
     min_eigenvalues: Annotated[Count, Field(description="Skip layers with fewer eigenvalues."), BALANCING] = 50
     score_baseline: ScoreBaseline = True
+
+    @property
+    def control(self) -> str:
+        """The control that the assignment is: ``shuffled``, ``mean`` or ``by type``; empty for TB itself."""
+        word = self.assignment.partition(":")[0]
+        if not self.is_balanced:
+            return ""
+        return "by type" if "=" in word else word if word in CONTROLS else ""
+
+    @property
+    def name(self) -> str:
+        """Short name for folders and tables, with the control."""
+        return super().name + self.name_end
+
+    @property
+    def name_end(self) -> str:
+        """End of a control's name."""
+        return f"-{self.control.replace(' ', '-')}" if self.control else ""
+
+    @property
+    def library_assignment(self) -> str | dict[str, float]:
+        """The assignment as the library takes it; scales are shuffled by the run's seed unless another is given."""
+        text = self.assignment
+        if self.control == "by type":
+            return scales_by_kind(text)
+        if self.control == "shuffled" and text.count(":") < 2:
+            return f"{text}:{self.seed}" if ":" in text else f"{text}:linear:{self.seed}"
+        return text
 
     @property
     def is_balanced(self) -> bool:
@@ -312,6 +404,10 @@ class IterationsRecipe(BalancingRecipe):
     batch_size: BatchSize = 16
     interval: IterationInterval = 50
     blend: Annotated[Count, Field(description="Iterations over which new scales are reached."), BALANCING] = 1
+    stop: Annotated[Count | None, Field(description="Iterations after which scales stay as they are."), BALANCING] = (
+        None
+    )
+    score_embeddings: Annotated[bool, Field(description="Score embeddings too."), BALANCING] = False
     evaluate_every: EvaluateEvery = 100
 
     @property
@@ -322,7 +418,7 @@ class IterationsRecipe(BalancingRecipe):
     @property
     def unused(self) -> set[str]:
         """Options of balancing, for a method without it."""
-        return super().unused | (set() if self.is_balanced else {"interval"})
+        return super().unused | (set() if self.is_balanced else {"interval", "stop", "score_embeddings"})
 
 
 def find_kind(name: str) -> type[BaseRecipe]:

@@ -19,8 +19,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tempbalance.lab.methods import Method, find_method
-from tempbalance.lab.recipe import BaseRecipe, differences, make_recipe, recipe_dict, training_module
+from tempbalance.lab.recipe import (
+    BaseRecipe,
+    Method,
+    differences,
+    find_method,
+    make_recipe,
+    recipe_dict,
+    training_module,
+)
 from tempbalance.runlog import Line, RunFolder, RunFolderError, read_signed, write_signed
 
 if TYPE_CHECKING:

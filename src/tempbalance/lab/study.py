@@ -24,7 +24,7 @@ from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import paper_statements
-from tempbalance.lab.points import PRESETS, Point, Preset
+from tempbalance.lab.points import PRESETS, Point, Preset, cell_key, with_controls
 from tempbalance.lab.recipe import SEEDS, ScoredRecipe, make_recipe
 from tempbalance.report.tables import Entry, Report
 from tempbalance.runlog import RunFolder, RunFolderError
@@ -73,20 +73,32 @@ class Study:
     def seeds(self, preset: Preset) -> tuple[int, ...]:
         """Return the seeds of each point."""
         given = self.num_seeds.get(preset.name) if isinstance(self.num_seeds, Mapping) else self.num_seeds
-        return preset.seeds if given is None else SEEDS[:given]
+        return preset.seeds if given is None else (*SEEDS, *range(100, 95 + given))[:given]
 
-    def choose(self, preset: Preset, only: Mapping[str, Sequence[str]], *, only_paper: bool = False) -> list[Point]:
+    def choose(
+        self,
+        preset: Preset,
+        only: Mapping[str, Sequence[str]],
+        *,
+        only_paper: bool = False,
+        controls: bool = False,
+    ) -> list[Point]:
         """Return the points of a preset that have one of the given values of each given label.
 
         Args:
             preset: Size of the study.
             only: Values by label.
             only_paper: Whether to skip points that the paper did not train.
+            controls: Whether to add the controls of each balanced point that the study does not have already.
 
         Raises:
             ValueError: If there is no such label, or no point has a value.
         """
-        found = [point for point in self.points(preset) if point.is_paper or not only_paper]
+        found = self.points(preset)
+        if controls:
+            all_points = [*found, *with_controls(found)]
+            found = list({(cell_key(each), each.recipe(SEEDS[0]).id): each for each in all_points}.values())
+        found = [point for point in found if point.is_paper or not only_paper]
         for given, wanted in only.items():
             name = _COLUMNS.get(given, given)
             labels = dict.fromkeys(label for point in found for label in point.cell)

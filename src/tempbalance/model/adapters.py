@@ -37,24 +37,24 @@ def base_of(module: nn.Module) -> nn.Module | None:
 def is_quantized(base: nn.Module) -> bool:
     """Whether a module stores its weight as integers, or in a form that it dequantises."""
     stored = _stored(base)
-    is_number = stored is not None and (stored.is_floating_point() or stored.is_complex())
-    return not is_number or _dequantizer(base) is not None
+    return not (stored.is_floating_point() or stored.is_complex()) or _dequantizer(base) is not None
 
 
 def dequantized(base: nn.Module) -> Tensor:
     """Return the weight of a module, dequantised if the module or its weight has a method for it."""
-    method, stored = _dequantizer(base), _stored(base)
-    assert stored is not None
-    return stored if method is None else method()
+    method = _dequantizer(base)
+    weight: Tensor = _stored(base) if method is None else method()
+    return weight
 
 
-def _stored(base: nn.Module) -> Tensor | None:
+def _stored(base: nn.Module) -> Any:
+    """Return the tensor that holds a module's weight, packed or not; None if there is none."""
     found = (getattr(base, name, None) for name in ("weight", "qweight", "W_q"))
     return next((each for each in found if isinstance(each, Tensor)), None)
 
 
 def _dequantizer(base: nn.Module) -> Callable[[], Tensor] | None:
-    stored: Any = _stored(base)
+    stored = _stored(base)
     # every tensor has a method `dequantize`, which cannot unpack integers
     has_own = stored.is_quantized or type(stored).dequantize is not Tensor.dequantize
     candidates = [(base, "dequantize"), (stored, "get_original_weight"), *([(stored, "dequantize")] if has_own else [])]
@@ -100,7 +100,7 @@ def is_conv1d(module: object) -> bool:
 
 
 def _tuner_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the adapters' attributes in a layer of peft; empty for other modules."""
+    """Return the names of the adapters' attributes in a layer of peft; empty for other modules."""
     names = getattr(module, "adapter_layer_names", ())
     return tuple(names) if isinstance(getattr(module, "base_layer", None), nn.Module) else ()
 

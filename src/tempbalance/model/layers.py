@@ -19,15 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from tempbalance.errors import WeightError, quoted
-from tempbalance.model.adapters import (
-    base_of,
-    dequantized,
-    is_adapted,
-    is_conv1d,
-    is_quantized,
-    merged_weight,
-    why_not_merged,
-)
+from tempbalance.model import adapters
 from tempbalance.model.sharded import Sharded, find_sharded, replaced, unwrap
 from tempbalance.spectral.matrices import Cut, cut_convolution, cut_fused, cut_matrix, cut_stack
 
@@ -105,7 +97,7 @@ class _Norm:
     name: str
     parameters: list[Parameter]
     widths: set[int]
-    follows: str | None = ""  # the layer that the module names; None for the base rate, empty where it names none
+    follows: str | None  # the layer that the module names; None for the base rate, empty where it names none
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
@@ -154,7 +146,7 @@ def is_embedding_name(key: str) -> bool:
 
 
 def owners(layers: Iterable[Layer]) -> dict[Parameter, str]:
-    """Map each parameter to the layer at whose rate it trains; those that always train at the base rate are missing."""
+    """Map each parameter to the layer at whose rate it trains; others always train at the base rate."""
     found: dict[Parameter, str] = {}
     for layer in layers:
         if not layer.skipped or layer.is_own_embedding:
@@ -173,7 +165,7 @@ def _visit(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Layer
     if module in seen:
         return
     seen.add(module)
-    if is_adapted(module) and (layer := _adapted(name, module)) is not None:
+    if adapters.is_adapted(module) and (layer := _adapted(name, module)) is not None:
         seen.update(module.modules())
         yield layer
         return
@@ -276,13 +268,14 @@ def _layer(
         return make(cut_stack, widths=(module.out_features,))
     if isinstance(module, nn.MultiheadAttention) and key == "in_proj_weight":
         return make(partial(cut_fused, sizes=3, names=["q", "k", "v"]))
-    if _is_embedding(module) and key == "weight":
+    is_lookup = isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
+    if is_lookup and key == "weight":
         return make(cut_matrix, skipped=_EMBEDDED)
     if is_bias(key) or len(shape) < 2:
         return None
     if is_embedding_name(key) or (len(shape) == 3 and shape[0] == 1):
         return make(cut_matrix, skipped=_EMBEDDED, bare=True)
-    if is_conv1d(module) and key == "weight" and len(shape) == 2:
+    if adapters.is_conv1d(module) and key == "weight" and len(shape) == 2:
         return make(cut_matrix, out_dim=1, widths=(shape[1],))
     cut = cut_matrix if len(shape) == 2 else cut_stack if len(shape) == 3 else cut_convolution
     is_bare = not isinstance(module, nn.MultiheadAttention)
@@ -291,12 +284,13 @@ def _layer(
 
 def _adapted(name: str, module: nn.Module) -> Layer | None:
     """Return the one layer of an adapted module; the adapters' parameters are among those of the weight."""
-    base = unwrap(base_of(module) or module)
+    base = unwrap(adapters.base_of(module) or module)
     load, made_of = _tensors(base).get("weight", (None, []))
     features = [getattr(base, side, None) for side in ("out_features", "in_features")]
     shape = tuple(side for side in features if isinstance(side, int))  # of a packed weight
-    if is_quantized(base):
-        load, made_of = partial(dequantized, base), [each for each in base.parameters(recurse=False) if each.dim() > 1]
+    if adapters.is_quantized(base):
+        load = partial(adapters.dequantized, base)
+        made_of = [each for each in base.parameters(recurse=False) if each.dim() > 1]
     elif load is None:
         return None
     else:
@@ -305,15 +299,11 @@ def _adapted(name: str, module: nn.Module) -> Layer | None:
     if layer is not None:
         others = [each for each in module.parameters() if not any(each is one for one in made_of)]
         layer.name, layer.bare = name or "weight", False
-        layer.skipped = layer.skipped or why_not_merged(module)
-        layer.load = lambda: merged_weight(module, load())
+        layer.skipped = layer.skipped or adapters.why_not_merged(module)
+        layer.load = lambda: adapters.merged_weight(module, load())
         layer.parameters = [*made_of, *(each for each in others if each.dim() > 1)]
         layer.followers = [each for each in others if each.dim() <= 1]
     return layer
-
-
-def _is_embedding(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding | nn.EmbeddingBag) or "Embedding" in type(module).__name__
 
 
 def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:

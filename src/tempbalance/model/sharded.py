@@ -1,4 +1,4 @@
-"""Wrapped modules and sharded weights: unwrapping the former, gathering the latter.
+"""Unwrapping of modules and gathering of sharded weights.
 
 Sharded weights are DTensors, as ``fully_shard`` (FSDP2) and tensor parallelism make them, or pieces of the flat
 parameter of FullyShardedDataParallel (FSDP1) with ``use_orig_params=True``. A type whose module was never imported
@@ -31,27 +31,19 @@ _WRAPPERS = (
 def unwrap(module: nn.Module, *, keep: Sequence[str] = ()) -> nn.Module:
     """Return the bare module inside any number of wrappers, or the first wrapper whose name is in ``keep``."""
     for path, name, attribute in _WRAPPERS:
-        wrapper = getattr(sys.modules.get(path), name, None)
-        if wrapper is not None and isinstance(module, wrapper) and name not in keep:
+        if name not in keep and _is_instance(module, path, name):
             return unwrap(getattr(module, attribute), keep=keep)
     return module
 
 
 @dataclass(eq=False)
 class Sharded:
-    """A parameter of which this process holds a part.
+    """A parameter of which this process holds a part."""
 
-    Attributes:
-        parameter: The part, as the module and the optimizer hold it.
-        shape: Shape of the whole parameter.
-        collect: Returns the whole parameter.
-        places: The modules that hold the parameter, each with its name there.
-    """
-
-    parameter: Parameter
-    shape: torch.Size
-    collect: Callable[[], Tensor]
-    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+    parameter: Parameter  # the part, as the module and the optimizer hold it
+    shape: torch.Size  # of the whole parameter
+    collect: Callable[[], Tensor]  # returns the whole parameter
+    places: list[tuple[nn.Module, str]] = field(default_factory=list)  # modules that hold it, with its name there
 
     def gather(self) -> Tensor:
         """Return the whole parameter. All processes that hold a part must call this, in the same order."""
@@ -92,21 +84,18 @@ def replaced(sharded: Sequence[Sharded], make: Callable[[Sharded], Tensor]) -> I
         for each in sharded:
             other = Parameter(make(each), requires_grad=each.parameter.requires_grad)
             stands_for[other] = each.parameter
-            _put(each, other)
+            for module, key in each.places:
+                module._parameters[key] = other
         yield stands_for
     finally:
         for each in sharded:
-            _put(each, each.parameter)
+            for module, key in each.places:
+                module._parameters[key] = each.parameter
 
 
 def is_dtensor(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor."""
     return _is_instance(tensor, "torch.distributed.tensor", "DTensor")
-
-
-def _put(sharded: Sharded, parameter: Parameter) -> None:
-    for module, key in sharded.places:
-        module._parameters[key] = parameter
 
 
 def _is_instance(value: object, path: str, name: str) -> bool:
@@ -129,10 +118,7 @@ def _flattened(model: nn.Module) -> dict[Parameter, Sharded]:
         if handle is None:
             continue
         if handle.flat_param._params is None:
-            raise ValueError(
-                "FullyShardedDataParallel without use_orig_params=True makes one parameter of many layers: "
-                "build it with use_orig_params=True, or use fully_shard"
-            )
+            raise ValueError("build FullyShardedDataParallel with use_orig_params=True, or use fully_shard")
         if any(handle.flat_param._param_extensions):
             raise ValueError("FullyShardedDataParallel around tensor parallel layers is not supported: use fully_shard")
         if handle.uses_sharded_strategy:

@@ -36,9 +36,7 @@ def _naming_options_of_scheduler(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs.keys() - own:
             scheduler = import_module("tempbalance.optim.scheduler")  # by name, because it imports this module
             if name in inspect.signature(scheduler.TempBalance).parameters:
-                raise TypeError(
-                    f"{function.__name__}() has no argument {name!r}: it is an option of TempBalance, pass it there"
-                )
+                raise TypeError(f"{function.__name__}() has no argument {name!r}: pass it to TempBalance")
         return function(*args, **kwargs)
 
     return checked
@@ -53,9 +51,8 @@ def param_groups(model: nn.Module, groups: Iterable[Any] | None = None, *, min_e
 
     Args:
         model: The model. Wrappers such as DDP and torch.compile are looked through.
-        groups: The parameters, named parameters or param groups that you would give to the optimizer. Each group is
-            split and keeps its options. Parameters that are not in ``groups`` are not added. The default is all
-            trainable parameters of the model.
+        groups: The parameters, named parameters or param groups that you would give to the optimizer; each group is
+            split and keeps its options. The default is all trainable parameters of the model.
         min_eigenvalues: Layers whose matrices have a side below this number share the group of the other parameters,
             at scale 1. Give the same number as to `TempBalance`, which never scores these layers: updates stay the
             same, and ``optimizer.step()`` is faster with fewer groups. If all layers are that small, each keeps its
@@ -117,10 +114,7 @@ def split_param_groups(
     every = flatten(schedulers)
     for scheduler in every:
         if type(scheduler).__module__ not in _OF_TORCH:
-            raise TypeError(
-                f"{type(scheduler).__name__} is not a torch scheduler, so its per-group values are unknown: "
-                "split the optimizer first, then build the scheduler"
-            )
+            raise TypeError(f"{type(scheduler).__name__} is not a torch scheduler: build it after the split")
         _check_lists(scheduler, optimizer, _PER_GROUP)
     layers = find_layers(model)
     _check_sharded_first(optimizer, model)
@@ -170,18 +164,15 @@ def check_same_parameters(layers: Sequence[Layer], optimizer: torch.optim.Optimi
 
     Its group then holds parameters that no layer has any more, and its layer has parameters that no group holds.
     """
-    present = {id(each) for layer in layers for each in [*layer.parameters, *layer.followers]}
-    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    by_name = {layer.name: layer for layer in layers}
+    of_layers = {layer.name: {*layer.parameters, *layer.followers} for layer in layers}
+    present = {each for parameters in of_layers.values() for each in parameters}
+    trained = {each for group in optimizer.param_groups for each in group["params"]}
     for group in optimizer.param_groups:
-        layer = by_name.get(group.get(LABEL, ""))
-        if layer is None or all(id(each) in present for each in group["params"]):
-            continue
-        if any(id(each) not in trained for each in [*layer.parameters, *layer.followers]):
+        own = of_layers.get(group.get(LABEL, ""), set())
+        if not present.issuperset(group["params"]) and not own <= trained:
             raise RuntimeError(
-                f"layer {layer.name!r} has other parameters than the optimizer's group of that layer: its module was "
-                "replaced after the optimizer was built, so its new weights are not trained. Replace modules first, "
-                "then build the optimizer from tempbalance.param_groups(model), and TempBalance"
+                f"layer {group[LABEL]!r}: its module was replaced after the optimizer was built, so its new weights "
+                "are not trained. Replace modules before you call tempbalance.param_groups(model)"
             )
 
 
@@ -196,9 +187,8 @@ def _check_sharded_first(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
     held = {each for group in optimizer.param_groups for each in group["params"]}
     if sharded and held.isdisjoint(sharded) and not held.issubset(model.parameters()):
         raise ValueError(
-            "the optimizer holds none of the model's sharded parameters, so it was built before the model was sharded "
-            "or for another model: first shard the model (fully_shard, parallelize_module), then build the optimizer "
-            "from tempbalance.param_groups(model)"
+            "the optimizer holds none of the model's sharded parameters: shard the model first (fully_shard, "
+            "parallelize_module), then build the optimizer from tempbalance.param_groups(model)"
         )
 
 
@@ -207,28 +197,27 @@ def copy_value(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _split_all(groups: Iterable[Group], layers: Sequence[Layer], min_eigenvalues: int) -> list[list[Group]]:
+def _split_all(groups: Sequence[Group], layers: Sequence[Layer], min_eigenvalues: int) -> list[list[Group]]:
     """Return the groups that each group is split into."""
     check_count("min_eigenvalues", min_eigenvalues, least=0)
     owner = owners(layers)
-    listed = [
-        {**group, "params": [params] if isinstance(params := group["params"], Tensor) else list(params)}
-        for group in groups
-    ]
+    as_lists = ([each["params"]] if isinstance(each["params"], Tensor) else list(each["params"]) for each in groups)
+    listed = [{**group, "params": params} for group, params in zip(groups, as_lists, strict=True)]
     held = {owner.get(_tensor_of(param)) for group in listed for param in group["params"]} - {None}
     small = {layer.name for layer in layers if _longest_side(layer) < min_eigenvalues} if min_eigenvalues else set()
-    if held <= small:  # without any label, TempBalance would take the optimizer for one that was not split
-        small = set()
-    return [_split(group, owner, small) for group in listed]
+    # without any label, the optimizer would look to TempBalance as if it had not been split
+    return [_split(group, owner, set() if held <= small else small) for group in listed]
 
 
 def _longest_side(layer: Layer) -> float:
     """Return the number of eigenvalues of a layer's largest matrix; infinite where the shape does not say."""
+    if not layer.shape:
+        return math.inf
     try:
-        parts = layer.cut(torch.empty(layer.shape, device="meta")) if layer.shape else None
+        parts = layer.cut(torch.empty(layer.shape, device="meta"))
     except TempBalanceError:  # TempBalance raises it with the layer's name
         return math.inf
-    return math.inf if parts is None else max((min(part.slices.shape[1:]) for part in parts), default=0)
+    return max((min(part.slices.shape[1:]) for part in parts), default=0)
 
 
 def _tensor_of(param: Any) -> Any:
@@ -239,27 +228,24 @@ def _tensor_of(param: Any) -> Any:
 def _split(group: Group, owner: Mapping[nn.Parameter, str], small: Collection[str]) -> list[Group]:
     """Split one group: its layers in the order of its parameters, then the other parameters and small layers."""
     params = group["params"]
-    names = group.get("param_names", [None] * len(params))
+    lists = [key for key in ("params", "param_names") if key in group]
     merged = () if LABEL in group else small
-    members: dict[str | None, list[tuple[Any, Any]]] = {}
-    for param, name in zip(params, names, strict=True):
+    members: dict[str | None, list[int]] = {}
+    for index, param in enumerate(params):
         label = owner.get(_tensor_of(param))
-        members.setdefault(None if label in merged else label, []).append((param, name))
+        members.setdefault(None if label in merged else label, []).append(index)
     if None in members or not members:
         members[None] = members.pop(None, [])
     if LABEL in group and list(members) != [group[LABEL]]:
         raise ValueError(
-            f"a param group has the key {LABEL!r} with value {group[LABEL]!r}, but holds parameters of layers "
-            f"{list(members)}: {LABEL!r} must name the one layer of the group"
+            f"the key {LABEL!r} of a param group must name its one layer, got {group[LABEL]!r} for a group with "
+            f"parameters of layers {list(members)}"
         )
     parts = []
-    for label, pairs in members.items():
-        part = {key: copy_value(value) for key, value in group.items()} | {"params": [param for param, _ in pairs]}
-        if "param_names" in group:
-            part["param_names"] = [name for _, name in pairs]
-        if label is not None:
-            part[LABEL] = label
-        parts.append(part)
+    for label, indices in members.items():
+        part = {key: copy_value(value) for key, value in group.items()}
+        part |= {key: [group[key][index] for index in indices] for key in lists}
+        parts.append(part if label is None else part | {LABEL: label})
     return parts
 
 
@@ -270,13 +256,13 @@ def flatten(schedulers: Iterable[Any]) -> list[Any]:
 
 def _check_lists(scheduler: Any, optimizer: torch.optim.Optimizer, keys: Sequence[str]) -> None:
     """Refuse a scheduler of another optimizer, or with lists that do not have one value for each group."""
+    kind, num_groups = type(scheduler).__name__, len(optimizer.param_groups)
     if scheduler.optimizer is not optimizer:
-        raise ValueError(f"schedule {type(scheduler).__name__} belongs to another optimizer")
+        raise ValueError(f"schedule {kind} belongs to another optimizer")
     for key in keys:
         values = getattr(scheduler, key, None)
-        if isinstance(values, list) and len(values) != len(optimizer.param_groups):
+        if isinstance(values, list) and len(values) != num_groups:
             raise ValueError(
-                f"{type(scheduler).__name__}.{key} has {len(values)} entries, but the optimizer has "
-                f"{len(optimizer.param_groups)} param groups: build the schedule after the split, or pass it to "
-                "split_param_groups(optimizer, model, schedulers=[schedule])"
+                f"{kind}.{key} has {len(values)} entries, the optimizer {num_groups} param groups: build the schedule "
+                "after the split, or pass it to split_param_groups(optimizer, model, schedulers=[schedule])"
             )

@@ -27,7 +27,7 @@ _SAME = 1e-6  # factors that differ by less are one factor, in float32 too
 
 
 class BaseValues:
-    """The base values of an optimizer's param groups, by target; the learning rate is always among them."""
+    """Base values of an optimizer's param groups, by target; the learning rate is always among them."""
 
     def __init__(self, optimizer: Optimizer, targets: Sequence[str]) -> None:
         self.optimizer = optimizer
@@ -105,7 +105,7 @@ class BaseValues:
         return [rate if type(rate) is float else copy_value(rate) for rate in self._written["lr"]]
 
     def _by_group(self, target: str, scales: Scales) -> list[float]:
-        """The scale of each group, worked out once for each scoring."""
+        """Return the scale of each group, computed once for each scoring."""
         by_layer = scales.get(target, _NONE)
         known = self._scales.get(target)
         if known is None or known[0] is not by_layer or len(known[1]) != len(self.optimizer.param_groups):
@@ -130,7 +130,7 @@ class BaseValues:
             shared.add(id(group[target]))
 
     def _changed(self, target: str) -> list[int]:
-        """The groups that something else has written to, recognised by identity and the version of Tensors."""
+        """Return the groups that something else has written to, recognised by identity and the version of Tensors."""
         groups = self.optimizer.param_groups
         if len(groups) != len(self._groups) or not all(map(operator.is_, groups, self._groups)):
             return self._replaced(target)
@@ -148,13 +148,11 @@ class BaseValues:
     def _replaced(self, target: str) -> list[int]:
         """Take the base values of groups that came with the optimizer's state; return those changed since the note."""
         self._separate(target)
-        groups = self.optimizer.param_groups
-        if self._groups:
-            held = {id(group) for group in self._groups}
-            for index, group in enumerate(groups):
-                if id(group) not in held:
-                    note = group.get(_NOTE + target)
-                    self.values[target][index] = _like(group[target], group[target] if note is None else note[0])
+        groups, known = self.optimizer.param_groups, {id(group) for group in self._groups}
+        for index, group in enumerate(groups):
+            if known and id(group) not in known:
+                base, _ = group.get(_NOTE + target, (group[target], 1.0))
+                self.values[target][index] = _like(group[target], base)
         return [index for index, group in enumerate(groups) if was_changed(group, target)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -162,7 +160,7 @@ class BaseValues:
 
 
 def _versions(values: Sequence[Rate]) -> list[int]:
-    """How often each Tensor was changed in place; numbers are passed over."""
+    """Return how often each Tensor was changed in place; numbers are passed over."""
     return [each._version for each in values if type(each) is not float]  # type: ignore[union-attr]
 
 
@@ -184,14 +182,11 @@ def check_target(optimizer: Optimizer, target: str) -> None:
         value = group.get(target)
         if target != "lr" and type(value) is int and value != 0:
             raise ValueError(
-                f"balance: {target!r} of param group {index} is a whole number, {value}, which a scale would make a "
-                f"fraction: write {value}.0 if that is meant"
+                f"balance: {target!r} of param group {index} is a whole number, {value}: to scale it, write {value}.0"
             )
         if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
             names = [key for key, each in group.items() if type(each) in (int, float)]
-            raise ValueError(
-                f"balance: param group {index} must have a number {target!r}, got {value!r}; its numbers are {names}"
-            )
+            raise ValueError(f"balance: param group {index} has no number {target!r} but {names}, got {value!r}")
 
 
 def was_changed(group: Group, target: str = "lr") -> bool:
@@ -205,11 +200,9 @@ def put_back(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for target in [name for name in group if _NOTE + name in group]:
             is_changed = was_changed(group, target)
-            base, _ = group.pop(_NOTE + target)
-            if isinstance(group[target], Tensor) and not is_changed:
-                group[target].fill_(float(base))
-            elif not is_changed:
-                group[target] = float(base)
+            base = float(group.pop(_NOTE + target)[0])
+            if not is_changed:
+                group[target] = group[target].fill_(base) if isinstance(group[target], Tensor) else base
 
 
 def _new_bases(groups: Sequence[Group], target: str) -> tuple[list[Rate], bool]:
@@ -234,7 +227,6 @@ def _check_unscaled(values: Sequence[float], bases: Sequence[float], target: str
     for value, base in zip(values, bases, strict=True):
         if not math.isclose(found.setdefault(base, value), value, rel_tol=_SAME):
             raise RuntimeError(
-                f"something else set {target!r} of param groups to {found[base]:.6g} and {value:.6g}, which had one "
-                f"base value, {base:.6g}: it worked on scaled values, and scales must not compound. Give what sets "
-                "them to TempBalance as `schedule`, or set one value for all groups of a base value"
+                f"something else set {target!r} of param groups with base value {base:.6g} to {found[base]:.6g} and "
+                f"{value:.6g}, so scales would compound: set it by the `schedule` of TempBalance, or to one value"
             )

@@ -6,8 +6,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from fnmatch import fnmatchcase
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -24,17 +23,7 @@ from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
 from tempbalance.optim.param_groups import check_belonging, check_same_parameters
 from tempbalance.optim.rates import BaseValues, Rate, check_target, put_back, was_changed
-from tempbalance.optim.state import (
-    VERSION,
-    Options,
-    Scored,
-    check_state,
-    driven_by,
-    labels_of,
-    mark_of,
-    plain,
-    schedule_types,
-)
+from tempbalance.optim.state import Options, Scored, check_state, labels_of, make_state, mark_of
 from tempbalance.ranking.assign import Assignment, ScaleRange
 from tempbalance.ranking.compare import Blending, Comparison, Scales, check_group_by, scales_of, unit_of
 from tempbalance.ranking.scoring import hints
@@ -122,47 +111,26 @@ class TempBalance(LRScheduler):
         comparison: Comparison | None = None,
         execution: Execution | None = None,
     ) -> None:
-        self.options = Options(
-            scale_range=scale_range,
-            score=score,
-            tail=tail,
-            tail_fraction=tail_fraction,
-            assignment=assignment,
-            balance=balance,
-            interval=interval,
-            start=start,
-            stop=stop,
-            score_first=score_first,
-            score_last=score_last,
-            score_embeddings=score_embeddings,
-            min_eigenvalues=min_eigenvalues,
-            exclude=exclude,
-            fused=fused or {},
-            roots=roots,
-            comparison=Comparison() if comparison is None else comparison,
-            execution=Execution() if execution is None else execution,
-        )
+        comparison = Comparison() if comparison is None else comparison
+        execution = Execution() if execution is None else execution
+        given = locals() | {"fused": fused or {}}  # the keywords are the fields of Options
+        self.options = Options(**{each.name: given[each.name] for each in fields(Options)})
         if isinstance(schedule, TempBalance):
             raise TypeError("schedule must be a scheduler of torch, got TempBalance")
         self.model = unwrap(model, keep=["FullyShardedDataParallel"])  # the wrapper alone knows its pieces
         self.schedule = schedule
         self.last_scores: dict[str, float] = {}
         self.last_scales: Mapping[str, float] = {}
+        self.optimizer = optimizer
         self._schedule_steps = 1  # in a call of `step`; accelerate takes as many as there are processes
         self._scales: Scales = {}  # by target; those of the learning rate are last_scales
         self._blending = Blending()
         self._rows: list[LayerRow] = []
-        self._calls, self._num_set = -1, 0
-        self._is_retired = False
+        self._calls, self._num_set, self._is_retired = -1, 0, False
         self._warned: set[str] = set()
         self._source = _source(self.options.execution)
-        self.optimizer = optimizer
         scoring = self._scoring("TempBalance()", 0, partial(self._check_belonging, model))
         rows = self._source.rows_at(scoring, is_due=self.options.is_due(0))  # before anything is written
-        names = [layer.name for layer in find_layers(model)] if exclude else []
-        for pattern in exclude:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                warn(f"exclude pattern {pattern!r} matches no layer")
         try:
             rows = self._scaled(rows)
             self._is_doubtful = _take_over(optimizer, self)
@@ -173,8 +141,7 @@ class TempBalance(LRScheduler):
         self._bases = BaseValues(optimizer, list(self.options.scaling.targets))
         self._schedule_mark = mark_of(schedule)
         self._take_effect(rows, 0)
-        if rows is not None:
-            self._warn_of_hints()
+        self._warn_of_hints()
         super().__init__(optimizer)
 
     def _initial_step(self) -> None:
@@ -191,15 +158,14 @@ class TempBalance(LRScheduler):
 
     @property
     def last_epoch(self) -> int:
-        """The number of calls of `step`."""
+        """Number of calls of `step`."""
         return self._calls
 
     @last_epoch.setter
     def last_epoch(self, value: int) -> None:
         if value < self._calls:  # SequentialLR sets the schedulers that it is given back by one
             raise RuntimeError(
-                "TempBalance goes outermost: give the chain or sequence of schedulers to it as `schedule`, "
-                "TempBalance(optimizer, model, schedule), and step only TempBalance"
+                "TempBalance must be outermost: give the chain or sequence of schedulers to it as `schedule`"
             )
         self._calls = value
 
@@ -207,7 +173,7 @@ class TempBalance(LRScheduler):
         """Step the schedule, score the layers if a scoring is due, and write the learning rates.
 
         Args:
-            *args: The arguments of the schedule's ``step``, such as the metric of ReduceLROnPlateau.
+            *args: Arguments of the schedule's ``step``, such as the metric of ReduceLROnPlateau.
             **kwargs: The same by name.
 
         Raises:
@@ -230,7 +196,7 @@ class TempBalance(LRScheduler):
         self._write_rates()
 
     def get_lr(self) -> list[Rate]:
-        """The schedule's learning rate times the scale of each group's layer."""
+        """Return the schedule's learning rate times the scale of each group's layer."""
         self._bases.refresh()
         return self._bases.scaled(self._scales)
 
@@ -262,39 +228,27 @@ class TempBalance(LRScheduler):
         self._retire()
 
     def table(self) -> LayerTable:
-        """The rows of the last scoring, with the scales of now, or the reason why a layer is skipped."""
+        """Return the rows of the last scoring, with the present scales, or the reason why a layer is skipped."""
+        labels = labels_of(self.optimizer)
+        foreign = [row.name for row in self._rows if row.score is not None and row.name not in labels]
+        layers = {layer.name: layer for layer in find_layers(self.model)} if foreign or not self._rows else {}
         if not self._rows:
-            layers = find_layers(self.model)
-            return LayerTable([LayerRow(each.name, each.shape, reason="not scored yet") for each in layers])
-        unscaled = self._unscaled()
-        return LayerTable(
-            replace(row, scale=1.0, scales={}, reason=unscaled[row.name])
-            if row.name in unscaled
-            else replace(
-                row,
-                scale=self.last_scales.get(row.name, 1.0),
-                scales={target: self._scales[target][row.name] for target in row.scales},
-            )
-            for row in self._rows
-        )
-
-    def _unscaled(self) -> dict[str, str]:
-        """Return why the scale of a scored layer is not applied: it does not have its own param group."""
-        labels = set(labels_of(self.optimizer))
-        names = {row.name for row in self._rows if row.score is not None and row.name not in labels}
-        if not names:
-            return {}
+            return LayerTable([LayerRow(each.name, each.shape, reason="not scored yet") for each in layers.values()])
         held = {each for group in self.optimizer.param_groups for each in group["params"]}
-        return {
-            layer.name: "trained by another optimizer"
-            if held.isdisjoint(layer.parameters)
-            else "shares a param group with other layers: give param_groups a smaller min_eigenvalues"
-            for layer in find_layers(self.model)
-            if layer.name in names
-        }
+        rows = []
+        for row in self._rows:
+            scale = self.last_scales.get(row.name, 1.0)
+            scales = {target: self._scales[target][row.name] for target in row.scales}
+            reason = row.reason
+            if row.name in foreign and row.name in layers:
+                scale, scales, reason = 1.0, {}, "trained by another optimizer"
+                if not held.isdisjoint(layers[row.name].parameters):
+                    reason = "shares a param group with other layers: give param_groups a smaller min_eigenvalues"
+            rows.append(replace(row, scale=scale, scales=scales, reason=reason))
+        return LayerTable(rows)
 
     def spending(self) -> Spending | None:
-        """The time that scoring has taken and the age of the scores, on this process; None without a budget."""
+        """Return the time that scoring has taken and the age of the scores on this process; None without a budget."""
         return self._source.spending(self._calls) if isinstance(self._source, Budgeted) else None
 
     def __repr__(self) -> str:
@@ -302,7 +256,7 @@ class TempBalance(LRScheduler):
         return f"<TempBalance of {len(self.last_scores)} scored layers with {schedule}, {self._calls} steps>"
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and tensors, which load with ``weights_only=True``; functions are not saved.
+        """Return plain numbers, strings and tensors, which load with ``weights_only=True``; functions are not saved.
 
         A scoring that runs in the background is waited for, and this process solves the share of the others too.
         Nothing is gathered, so that one process alone can save.
@@ -312,22 +266,9 @@ class TempBalance(LRScheduler):
         """
         self._bases.refresh()
         scored = Scored(tuple(self._rows), self.last_scores, self._blending, self._source.state())
-        state: dict[str, Any] = plain(
-            {
-                "version": VERSION,
-                "last_epoch": self.last_epoch,
-                "step_count": self._step_count,
-                "options": self.options.to_state(),
-                "groups": labels_of(self.optimizer),
-                "bases": self._bases.values,
-                "base_lrs": self.base_lrs,
-                "driven": driven_by(self.schedule, self.optimizer),
-                "scored": scored.to_text(),
-                "schedule_types": schedule_types(self.schedule),
-                "schedule": self.schedule.state_dict() if self.schedule is not None else None,
-            }
-        )
-        return state
+        values = {"last_epoch": self.last_epoch, "step_count": self._step_count, "options": self.options.to_state()}
+        values |= {"bases": self._bases.values, "base_lrs": self.base_lrs, "scored": scored.to_text()}
+        return make_state(values, self.optimizer, self.schedule)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state, and write its learning rates.
@@ -370,13 +311,11 @@ class TempBalance(LRScheduler):
         self._write_rates()
 
     def _scoring(self, name: str, call: int, check: Callable[[], None]) -> SharedScoring:
-        share, device = self.options.execution.share, self.options.execution.device
-        find = partial(self._find, check)
-        return SharedScoring(name, call, check, find, self.options, share, device, self._rows, _device(self.optimizer))
+        how, placed = self.options.execution, _device(self.optimizer)
+        return SharedScoring(name, call, check, self._find, self.options, how.share, how.device, self._rows, placed)
 
-    def _find(self, check: Callable[[], None]) -> tuple[list[Layer], dict[str, Any]]:
+    def _find(self) -> tuple[list[Layer], dict[str, Any]]:
         """Return the layers, and the options that must be the same on all processes."""
-        check()
         layers, state, group_by = find_layers(self.model), self.options.to_state(), self.options.comparison.group_by
         check_same_parameters(layers, self.optimizer)
         if callable(group_by):  # a function's text does not say what it does
@@ -392,7 +331,11 @@ class TempBalance(LRScheduler):
             self._blending = Blending(call, self._scales, scales_of(rows, self.options.scaling.targets))
             self.last_scores = {row.name: row.compared for row in rows if row.compared is not None}
             self._rows = rows
-            self._warn_if_nothing_is_balanced()
+            if len(self.last_scores) < 2:
+                reasons = "; ".join(sorted({row.reason for row in rows if row.reason})) or "the model has no layers"
+                found = "one layer is" if self.last_scores else "no layer is"
+                nothing = "scored, which leaves nothing to balance: all train at the base rate"
+                self._warn_once("layers", f"{found} {nothing} ({reasons})")
         self._source.commit()
 
     def _warn_once(self, subject: str, message: str) -> None:
@@ -400,16 +343,8 @@ class TempBalance(LRScheduler):
             self._warned.add(subject)
             warn(message)
 
-    def _warn_if_nothing_is_balanced(self) -> None:
-        if len(self.last_scores) < 2:
-            reasons = "; ".join(sorted({row.reason for row in self._rows if row.reason})) or "the model has no layers"
-            found = "one layer is" if self.last_scores else "no layer is"
-            self._warn_once(
-                "layers", f"{found} scored, which leaves nothing to balance: all train at the base rate ({reasons})"
-            )
-
     def _warn_of_hints(self) -> None:
-        """Name options that the model's shapes and names suggest, on one process."""
+        """Warn of patterns that match no layer, and name options that the layers suggest, on one process."""
         if find_ranks(self.options.execution.share).rank == 0:
             for line in hints(self._rows, find_layers(self.model), self.options):
                 warn(line)
@@ -433,17 +368,11 @@ class TempBalance(LRScheduler):
         self._num_set = 0 if is_decay else self._num_set + 1  # calls in a row before which rates were set
         names = [self._labels[index] for index in changed if index < len(self._labels)]
         if self.schedule is not None and changed:
-            self._warn_once(
-                "rates",
-                f"something else set the learning rates of groups {names} between two steps: the base rates follow it, "
-                "and the schedule continues from them or overwrites them. Let one `schedule` set them all",
-            )
+            found = f"something else set the learning rates of groups {names}, which the schedule may overwrite"
+            self._warn_once("rates", f"{found}: let one `schedule` set them all")
         elif self._num_set > 1:
-            self._warn_once(
-                "rates",
-                f"the learning rates of groups {names} are set before each step, which trains without scales until "
-                "step() writes them: give the rates to TempBalance as `schedule`, such as a LambdaLR",
-            )
+            found = f"the learning rates of groups {names} are set before each step, which trains without scales"
+            self._warn_once("rates", f"{found}: give the rates to TempBalance as `schedule`, such as a LambdaLR")
 
     def _write_rates(self) -> None:
         self._scales = self._blending.at(self._calls, steps=self.options.comparison.blend)
@@ -464,9 +393,9 @@ class TempBalance(LRScheduler):
         self._check_in_charge()
         if self._is_doubtful:
             raise RuntimeError(
-                "the learning rates were scaled by an earlier TempBalance and then changed, as by a schedule built on "
-                "them, so the base rates are not known: load this scheduler's state_dict; or restore() the earlier one "
-                "first; or, if you have set the base rates yourself, build TempBalance once more"
+                "the learning rates were scaled by an earlier TempBalance and then changed, so the base rates are not "
+                "known: load this scheduler's state_dict, or restore() the earlier one before you change rates. If you "
+                "have set the base rates yourself, build TempBalance once more"
             )
 
     def _check_in_charge(self) -> None:
@@ -492,20 +421,12 @@ class TempBalance(LRScheduler):
             )
         if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", False):
             warn("scheduler.step() was called before optimizer.step(): call it after")
-        self._warn_if_repeated()
-
-    def _warn_if_repeated(self) -> None:
-        """Warn of a second step after one step of the optimizer, which accelerate takes on several processes."""
-        if "accelerate.scheduler" not in sys.modules or find_ranks(self.options.execution.share).size == 1:
-            return
-        if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True):
-            self._warn_once(
-                "steps",
-                "step() was called twice after one optimizer.step(), as accelerate does on several processes: prepare "
-                "TempBalance with tempbalance.integrations.accelerate.prepare_scheduler, so that its interval counts "
-                "optimizer steps",
-            )
-        self.optimizer._opt_called = False  # type: ignore[attr-defined]  # torch sets it with each optimizer.step()
+        if "accelerate.scheduler" in sys.modules and find_ranks(self.options.execution.share).size > 1:
+            if self._calls > 0 and not getattr(self.optimizer, "_opt_called", True):
+                found = "step() was called twice after one optimizer.step(), as accelerate does on several processes"
+                advice = "prepare TempBalance with tempbalance.integrations.accelerate.prepare_scheduler"
+                self._warn_once("steps", f"{found}: {advice}")
+            self.optimizer._opt_called = False  # type: ignore[attr-defined]  # torch sets it with optimizer.step()
 
 
 def _source(execution: Execution) -> Inline:
@@ -525,8 +446,8 @@ def _device(optimizer: Optimizer) -> str:
 def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
     """Put back the learning rates that an earlier TempBalance has scaled, and retire it.
 
-    Returns whether the rates were changed since, as by a schedule that was built on them: the base rates are then not
-    known until a state is loaded. If the earlier scheduler still exists, that is an error.
+    Return whether the rates were changed since, as by a schedule that was built on them. The base rates are then not
+    known until a state is loaded; if the earlier scheduler still exists, that is an error.
     """
     earlier = getattr(optimizer, "_tempbalance", lambda: None)()
     is_changed = any(map(was_changed, optimizer.param_groups))

@@ -1,4 +1,4 @@
-"""The options of TempBalance, checked in one place, and its state: plain values to save, and checks before loading."""
+"""Options of TempBalance, checked in one place, and its state: plain values to save, and checks before loading."""
 
 from __future__ import annotations
 
@@ -57,13 +57,9 @@ class Options(Scoring):
 
     @cached_property
     def scaling(self) -> Scaling:
-        """How scores become scales."""
+        """Conversion from scores to scales."""
         check_assignment(self.assignment, self.scale_range)
-        if self.by_kind is not None and (self.balance, self.comparison.reference, self.comparison.shrink) != (
-            None,
-            None,
-            False,
-        ):
+        if self.by_kind is not None and (self.balance or self.comparison.reference or self.comparison.shrink):
             raise ValueError(f"scales by kind of layer need no balance, reference or shrink, got {self.assignment!r}")
         if self.balance is None:
             return Scaling(self.assignment, {"lr": (self.scale_range[0], self.scale_range[1])}, self.comparison)
@@ -103,9 +99,9 @@ class Options(Scoring):
             raise ValueError(f"the state's options must be {sorted(names)}, got {saved!r}")
         values = dict(saved)
         for name in values.pop("functions"):
-            if not callable(own.get(name)):
+            if not callable(given := own.get(name)):
                 raise ValueError(
-                    f"the state was saved with a function as {name}: build TempBalance with it, got {own.get(name)!r}"
+                    f"the state was saved with a function as {name}: build TempBalance with it, got {given!r}"
                 )
         values |= {name: value for name, value in own.items() if callable(value)}
         nested: dict[str, dict[str, Any]] = {"comparison": {}, "execution": {}}
@@ -154,6 +150,21 @@ class Scored:
     def to_text(self) -> str:
         """Return one text: torch.distributed.checkpoint loads only into a state of the same shape."""
         return json.dumps(plain(asdict(self)))
+
+
+def make_state(values: Mapping[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> dict[str, Any]:
+    """Return the state of a scheduler with these values, as plain copies."""
+    state: dict[str, Any] = plain(
+        {
+            **values,
+            "version": VERSION,
+            "groups": labels_of(optimizer),
+            "driven": driven_by(schedule, optimizer),
+            "schedule_types": schedule_types(schedule),
+            "schedule": schedule.state_dict() if schedule is not None else None,
+        }
+    )
+    return state
 
 
 def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> Scored:
@@ -214,29 +225,29 @@ def _check_like(saved: Any, present: Any, name: str) -> None:
 
 
 def labels_of(optimizer: Optimizer) -> list[str | None]:
-    """The layer of each group, or None."""
+    """Return the layer of each group, or None."""
     return [group.get(LABEL) for group in optimizer.param_groups]
 
 
 def schedule_types(schedule: LRScheduler | None) -> list[str]:
-    """The type of a schedule and of those inside it."""
+    """Return the type of a schedule and of those inside it."""
     return [type(each).__name__ for each in flatten([schedule])]
 
 
 def mark_of(schedule: LRScheduler | None) -> list[tuple[Any, ...]]:
-    """A value that changes when the schedule, or one inside it, is stepped."""
+    """Return a value that changes when the schedule, or one inside it, is stepped."""
     return [(getattr(each, "last_epoch", None), getattr(each, "T_cur", None)) for each in flatten([schedule])]
 
 
 def driven_by(schedule: LRScheduler | None, optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The present values that the schedule writes into each group besides the learning rate."""
+    """Return the present values that the schedule writes into each group besides the learning rate."""
     cycles = any(getattr(each, "cycle_momentum", False) for each in flatten([schedule]))
     keys = [key for key in _DRIVEN if cycles and key in optimizer.defaults]
     return [{key: group.get(key) for key in keys} for group in optimizer.param_groups]
 
 
 def plain(value: Any) -> Any:
-    """A copy with Python's numbers in place of numpy's, which ``weights_only=True`` loads."""
+    """Return a copy with Python's numbers in place of numpy's, which ``weights_only=True`` loads."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, np.generic):

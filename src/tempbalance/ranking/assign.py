@@ -69,7 +69,7 @@ def assign(
     scale_range: ScaleRange = (0.5, 1.5),
     turned: bool = False,
 ) -> dict[str, float]:
-    """The scale of each layer.
+    """Return the scale of each layer.
 
     Args:
         scores: Layer name to score.
@@ -87,7 +87,7 @@ def assign(
     Raises:
         ValueError: If an option is out of range.
         ScoreError: If a score is not finite, below 0 for ``sqrt``, not above 0 for ``power`` or not above 1 for
-            ``log2``; or if a callable leaves out a layer or gives one a scale that is negative or not finite.
+            ``log2``; or if a callable gives a layer no scale, or one that is negative or not finite.
 
     Example:
         >>> assign({"conv1": 2.0, "conv2": 4.0, "fc": 3.0})
@@ -118,12 +118,10 @@ def assign(
 def _check_score(name: str, score: float, assignment: AssignmentName | AssignmentFunction) -> None:
     if not math.isfinite(score):
         raise ScoreError(f"layer {name!r}: a score must be finite, got {score}")
-    if assignment == "sqrt" and score < 0:
-        raise ScoreError(f"layer {name!r}: assignment 'sqrt' needs scores >= 0, got {score:.6g}")
-    if assignment == "power" and score <= 0:
-        raise ScoreError(f"layer {name!r}: assignment 'power' needs scores > 0, got {score:.6g}")
-    if assignment == "log2" and score <= 1:
-        raise ScoreError(f"layer {name!r}: assignment 'log2' needs scores > 1, got {score:.6g}")
+    limits = (("sqrt", ">= 0", score < 0), ("power", "> 0", score <= 0), ("log2", "> 1", score <= 1))
+    for kind, limit, is_beyond in limits:
+        if assignment == kind and is_beyond:
+            raise ScoreError(f"layer {name!r}: assignment {kind!r} needs scores {limit}, got {score:.6g}")
 
 
 def _checked_scales(scales: Mapping[str, float], scores: Mapping[str, float]) -> dict[str, float]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
-from tempbalance.errors import ScoreError, check_count
+from tempbalance.errors import ScoreError, check_count, check_flag, check_fraction
 from tempbalance.ranking.assign import Assignment, ScaleRange, assign
 from tempbalance.ranking.table import LayerRow, PartRow
 from tempbalance.spectral.matrices import Windows, check_windows
@@ -52,16 +52,14 @@ class Comparison:
         check_windows(self.windows)
         if not isinstance(self.keep_mean, bool) and self.keep_mean != "parameters":
             raise ValueError(f"keep_mean must be True, False or 'parameters', got {self.keep_mean!r}")
-        if not isinstance(self.shrink, bool):
-            raise TypeError(f"shrink must be True or False, got {self.shrink!r}")
-        if isinstance(self.smooth, bool) or not isinstance(self.smooth, int | float) or not 0 <= self.smooth < 1:
-            raise ValueError(f"smooth must satisfy 0 <= smooth < 1, got {self.smooth!r}")
+        check_flag("shrink", self.shrink)
+        check_fraction("smooth", self.smooth, zero=True)
         check_count("blend", self.blend, least=1)
         check_group_by(self.group_by)
 
 
 def check_group_by(group_by: object, names: Sequence[str] | None = None) -> None:
-    """Refuse what is neither a pattern nor a function nor None, and a pattern that groups none of the names."""
+    """Refuse anything but a pattern, a function or None, and a pattern that groups none of the names."""
     if group_by is not None and not callable(group_by) and not isinstance(group_by, str):
         raise TypeError(f"group_by must be a name pattern or a function, got {group_by!r}")
     if names is not None and isinstance(group_by, str) and all(unit_of(name, group_by) == name for name in names):
@@ -70,27 +68,27 @@ def check_group_by(group_by: object, names: Sequence[str] | None = None) -> None
 
 @dataclass(frozen=True)
 class Scaling:
-    """From rows with scores to rows with scales, of each target between those of the smallest and the largest score."""
+    """Turns scores into scales: for each target, between those of the smallest and the largest score."""
 
     assignment: Assignment
     targets: Mapping[str, ScaleRange]
     comparison: Comparison
 
     def compared(self, rows: Sequence[LayerRow], earlier: Sequence[LayerRow] = ()) -> list[LayerRow]:
-        """Add to each row the score it is compared by, and its scales; the layers of each root on their own.
+        """Add to each row the score it is compared by, and its scales; smooth with the rows of the scoring before."""
+        found: dict[str, LayerRow] = {}
+        for root in dict.fromkeys(row.root for row in rows):
+            scored = [row for row in rows if row.root == root and row.score is not None]
+            found |= {row.name: row for row in self._within_root(scored, earlier)}
+        return [found.get(row.name, row) for row in rows]
 
-        Args:
-            rows: Of one scoring.
-            earlier: Of the scoring before.
-        """
-        roots = dict.fromkeys(row.root for row in rows)
-        within = [self._within_root([row for row in rows if row.root == root], earlier) for root in roots]
-        found = {row.name: row for each in within for row in each}
-        return [found[row.name] for row in rows]
-
-    def _within_root(self, rows: Sequence[LayerRow], earlier: Iterable[LayerRow]) -> list[LayerRow]:
-        units = {row.name: unit_of(row.name, self.comparison.group_by) for row in rows if row.score is not None}
-        scores = self._smoothed(self._unit_scores(rows, units), units, earlier)
+    def _within_root(self, rows: Sequence[LayerRow], earlier: Iterable[LayerRow]) -> Iterator[LayerRow]:
+        units = {row.name: unit_of(row.name, self.comparison.group_by) for row in rows}
+        scores = self._unit_scores(rows, units)
+        smooth = self.comparison.smooth
+        before = {units[row.name]: row.compared for row in earlier if row.name in units and row.compared is not None}
+        for unit, old in before.items() if smooth else ():
+            scores[unit] = smooth * old + (1 - smooth) * scores[unit]
         sizes = {row.name: math.prod(row.shape) if self.comparison.keep_mean == "parameters" else 1 for row in rows}
         scales: dict[str, dict[str, float]] = {}
         for target, ends in self.targets.items():
@@ -98,43 +96,21 @@ class Scaling:
             assigned = scores if by_kind else assign(scores, assignment=self.assignment, scale_range=ends, turned=True)
             of_layers = {name: assigned[unit] for name, unit in units.items()}
             scales[target] = _with_mean_1(of_layers, sizes) if self.comparison.keep_mean else of_layers
-        of_lr = scales.pop("lr", {})
-        return [
-            replace(
-                row,
-                compared=scores[units[row.name]],
-                scale=of_lr.get(row.name, 1.0),
-                scales={target: each[row.name] for target, each in scales.items()},
-            )
-            if row.name in units
-            else row
-            for row in rows
-        ]
+        for row in rows:
+            of_row = {target: each[row.name] for target, each in scales.items()}
+            scale = of_row.pop("lr", 1.0)
+            yield replace(row, compared=scores[units[row.name]], scale=scale, scales=of_row)
 
     def _unit_scores(self, rows: Sequence[LayerRow], units: Mapping[str, str]) -> dict[str, float]:
         """Return the mean score of each unit, shrunk toward the mean of all if asked."""
         members: dict[str, list[LayerRow]] = {unit: [] for unit in units.values()}
         for row in rows:
-            if row.name in units:
-                members[units[row.name]].append(row)
+            members[units[row.name]].append(row)
         scores = {unit: _mean([row.score for row in each if row.score is not None]) for unit, each in members.items()}
         if not self.comparison.shrink:
             return scores
         errors = [math.hypot(*map(score_error, each)) / len(each) for each in members.values()]
         return dict(zip(scores, shrunk(list(scores.values()), errors), strict=True))
-
-    def _smoothed(
-        self, scores: dict[str, float], units: Mapping[str, str], earlier: Iterable[LayerRow]
-    ) -> dict[str, float]:
-        """Average the scores with the earlier ones."""
-        smooth = self.comparison.smooth
-        if smooth == 0:
-            return scores
-        before = {units[row.name]: row.compared for row in earlier if row.compared is not None and row.name in units}
-        return {
-            unit: score if (old := before.get(unit)) is None else smooth * old + (1 - smooth) * score
-            for unit, score in scores.items()
-        }
 
 
 def unit_of(name: str, group_by: str | GroupFunction | None) -> str:
@@ -204,16 +180,14 @@ def _with_mean_1(scales: Mapping[str, float], sizes: Mapping[str, int]) -> dict[
 
 
 def _mean(values: Sequence[float]) -> float:
-    if len(values) == 1:
-        return values[0]  # to the bit
-    return math.fsum(value / len(values) for value in values)
+    return math.fsum(value / len(values) for value in values)  # divided first: a sum may overflow
 
 
 @dataclass(frozen=True)
 class Blending:
-    """A change in equal parts, from the call of ``step`` that takes the first, from earlier scales to new ones."""
+    """A change from earlier scales to new ones in equal parts."""
 
-    since: int = 0
+    since: int = 0  # the call of ``step`` that makes the first part of it
     start: Scales = field(default_factory=dict)
     aim: Scales = field(default_factory=dict)
 
@@ -222,15 +196,12 @@ class Blending:
         taken = call - self.since + 1
         if taken >= steps:
             return self.aim
-        share = taken / steps
-        return {
-            target: {
-                layer: (1 - share) * before.get(layer, 1.0) + share * scales.get(layer, 1.0)
-                for layer in {**scales, **before}  # a layer that is skipped by now goes back to 1
-            }
-            for target, scales in self.aim.items()
-            for before in [self.start.get(target, {})]
-        }
+        share, blended = taken / steps, {}
+        for target, new in self.aim.items():
+            old = self.start.get(target, {})
+            either = {**new, **old}  # a layer that is skipped by now goes back to 1
+            blended[target] = {name: (1 - share) * old.get(name, 1.0) + share * new.get(name, 1.0) for name in either}
+        return blended
 
 
 def scales_of(rows: Sequence[LayerRow], targets: Iterable[str]) -> dict[str, dict[str, float]]:

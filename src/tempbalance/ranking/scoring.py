@@ -16,7 +16,7 @@ from statistics import correlation, fmean
 import torch
 from torch import Tensor
 
-from tempbalance.errors import ScoreError, TailError, TempBalanceError, check_count
+from tempbalance.errors import ScoreError, TailError, TempBalanceError, check_count, check_flag
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.compare import Comparison
 from tempbalance.ranking.table import LayerRow, PartRow
@@ -28,6 +28,7 @@ from tempbalance.spectral.tail import FIXED_TAILS, TailFit, TailFunction, TailNa
 from tempbalance.spectral.workers import spectra
 
 TOLERANCE = 1e-6  # of alpha, relative; a layer that may miss it in float32 is solved again in float64
+Device = str | torch.device | None
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,9 @@ class Scoring:
         check_score(self.score)
         if not isinstance(self.comparison, Comparison):
             raise TypeError(f"comparison must be a tempbalance.Comparison, got {self.comparison!r}")
-        if self.comparison.reference is not None and self.score != "alpha":
-            raise ValueError(f"reference is what alpha is divided by: it needs score 'alpha', got {self.score!r}")
-        if self.comparison.shrink and self.score != "alpha":
-            raise ValueError(f"shrink needs standard errors, which only score 'alpha' has, got score={self.score!r}")
+        for name in ("reference", "shrink"):
+            if getattr(self.comparison, name) and self.score != "alpha":
+                raise ValueError(f"{name} needs score 'alpha', got {self.score!r}")
         check_count("min_eigenvalues", self.min_eigenvalues, least=3)
         for name, items in (("exclude", "name patterns"), ("roots", "names of submodules")):
             value = getattr(self, name)
@@ -67,11 +67,9 @@ class Scoring:
                 raise TypeError(f"{name} must be a list of {items}, got {value!r}")
             object.__setattr__(self, name, tuple(value))
         for root in self.roots:
-            if not root:
-                raise ValueError(f"roots must be names of submodules, got {root!r}")
-            inner = [each for each in self.roots if each.startswith(f"{root}.")]
-            if self.roots.count(root) > 1 or inner:
-                raise ValueError(f"roots must not overlap, got {root!r} and {(inner or [root])[0]!r}")
+            is_outer = any(each.startswith(f"{root}.") for each in self.roots)
+            if not root or is_outer or self.roots.count(root) > 1:
+                raise ValueError(f"roots must be names of submodules that do not overlap, got {self.roots}")
         if not isinstance(self.fused, Mapping):
             raise TypeError(f"fused must map name patterns to parts, got {self.fused!r}")
         for pattern, sizes in self.fused.items():
@@ -79,8 +77,7 @@ class Scoring:
             if not isinstance(pattern, str) or not all(type(size) is int for size in given):
                 raise ValueError(f"fused must give a number of parts or their sizes, got {sizes!r} for {pattern!r}")
         for name in ("score_first", "score_last", "score_embeddings"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            check_flag(name, getattr(self, name))
 
 
 @dataclass(eq=False)
@@ -101,7 +98,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """All layers of a model; by name, why each is skipped, the jobs of the others, and the root that each is in."""
+    """The layers of a model; by name, why each is skipped, the jobs of the others, and the root that each is in."""
 
     layers: Sequence[Layer]
     reasons: dict[str, str]
@@ -111,21 +108,12 @@ class Plan:
 
     def rows(self) -> list[LayerRow]:
         """Return a row for each layer, once the jobs are done."""
-        return [
-            make_row(
-                layer,
-                self.jobs.get(layer.name, []),
-                self.reasons[layer.name],
-                root=self.roots[layer.name],
-                scale=self.scales.get(layer.name),
-            )
-            for layer in self.layers
-        ]
+        names = [layer.name for layer in self.layers]
+        jobs, scales = [self.jobs.get(name, []) for name in names], [self.scales.get(name) for name in names]
+        return list(map(make_row, self.layers, jobs, self.reasons.values(), self.roots.values(), scales))
 
 
-def score_layers(
-    layers: Sequence[Layer], scoring: Scoring, *, device: str | torch.device | None = None
-) -> list[LayerRow]:
+def score_layers(layers: Sequence[Layer], scoring: Scoring, *, device: Device = None) -> list[LayerRow]:
     """Return a row for each layer: its score, or why it is skipped. Solve on the device, or where each weight is."""
     plan = plan_layers(layers, scoring)
     solve([job for each in plan.jobs.values() for job in each], scoring, device=device)
@@ -237,20 +225,13 @@ def solve(
     load: Callable[[Layer], Tensor] = methodcaller("weight"),
     beside: bool = False,
     double: bool = False,
-    device: str | torch.device | None = None,
+    device: Device = None,
 ) -> None:
     """Fit and score each job; solve it again in float64 where float32 is not accurate enough.
 
-    Args:
-        jobs: The jobs to solve; a job that already has a reason is passed over.
-        scoring: How to fit and score.
-        see: Called with each job and its spectrum once it is scored.
-        refuse: Called with a job and its error; by default the error is raised with the layer's name.
-        memory: Bytes that weights under way may take.
-        load: Returns a layer's weight.
-        beside: As in `spectra`.
-        double: Work in float64 from the start.
-        device: As in `spectra`.
+    A job that already has a reason is passed over. ``see`` is called with each scored job and its spectrum, ``refuse``
+    with a failed one and its error; by default the error is raised with the layer's name. ``load`` returns a layer's
+    weight. The other options are those of `spectra`.
     """
     own = callable(scoring.tail) or callable(scoring.score)
     # float32 moves most searches: they end near the largest values, or depend on the smallest (docs/decisions/0002)
@@ -372,7 +353,7 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
     return fit
 
 
-def make_row(layer: Layer, jobs: list[Job], reason: str, *, root: str = "", scale: float | None = None) -> LayerRow:
+def make_row(layer: Layer, jobs: list[Job], reason: str, root: str = "", scale: float | None = None) -> LayerRow:
     """Return a layer's row: the mean over its scored parts, or why none is scored. A fixed scale is its score."""
     scores = [job.score for job in jobs if job.score is not None] if scale is None else [scale]
     fits = [job.fit for job in jobs if job.fit is not None]
@@ -415,52 +396,38 @@ _MIN_LAYERS = 4
 
 
 def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -> list[str]:
-    """Return what a user should know about the options, at most one line about each."""
-    scored = {row.name: row for row in rows if row.alpha is not None}
-    known = [layer for layer in layers if layer.name in scored]
-    lines = []
-    share = _explained_by_shape(known, scored, scoring)
+    """Name the options that the shapes and names of a model's layers suggest, at most one line about each."""
+    alphas = {row.name: row.alpha for row in rows if row.alpha is not None}
+    jobs = {layer: jobs_of(layer, scoring) for layer in layers if layer.name in alphas}
+    unused = [each for each in scoring.exclude if not any(fnmatchcase(layer.name, each) for layer in layers)]
+    lines = [f"exclude pattern {pattern!r} matches no layer" for pattern in unused]
+    share = _explained_by_shape(list(alphas.values()), jobs, scoring)
     if share >= _MIN_EXPLAINED:
         lines.append(
             f"the shapes of the layers explain {share:.0%} of the variance of alpha: Comparison(reference='random') "
             "compares each alpha with that of a random matrix of the same shape"
         )
-    patterns = _fused_patterns(known, scoring)
+    whole = [layer.name for layer, parts in jobs.items() if len(parts) == 1 and _looks_fused(layer)]
+    patterns = {}
+    for name in whole:
+        pattern = f"*{name.rpartition('.')[2]}"
+        patterns[pattern if all(each in whole for each in alphas if fnmatchcase(each, pattern)) else name] = 3
     if patterns:
-        lines.append(f"weights look like three projections in one: fused={dict.fromkeys(patterns, 3)!r} scores each")
+        lines.append(f"weights look like three projections in one: fused={patterns!r} scores each")
     return lines
 
 
-def _explained_by_shape(layers: Sequence[Layer], rows: Mapping[str, LayerRow], scoring: Scoring) -> float:
+def _looks_fused(layer: Layer) -> bool:
+    is_named = bool(_FUSED.search(layer.name.rpartition(".")[2]))
+    return is_named and len(layer.shape) == 2 and layer.shape[layer.out_dim] == 3 * layer.shape[1 - layer.out_dim]
+
+
+def _explained_by_shape(alphas: list[float], jobs: Mapping[Layer, list[Job]], scoring: Scoring) -> float:
     """Return R^2 of alpha against the alpha of random matrices of the same shape; 0 where it says nothing."""
     is_plain = scoring.comparison.reference is None and scoring.score == "alpha"
-    if (
-        not is_plain or scoring.tail not in FIXED_TAILS or len(layers) < _MIN_LAYERS
-    ):  # a search takes a second for each shape
+    if not is_plain or scoring.tail not in FIXED_TAILS or len(alphas) < _MIN_LAYERS:  # a search takes a second a shape
         return 0.0
-    alphas, expected = [], []
-    for layer in layers:
-        jobs = [job for job in jobs_of(layer, scoring) if not job.reason]
-        alphas.append(rows[layer.name].alpha or math.nan)
-        expected.append(fmean(_random_alpha(job, scoring) for job in jobs))
+    expected = [fmean(_random_alpha(job, scoring) for job in each if not job.reason) for each in jobs.values()]
     if max(expected) < _MIN_SPREAD * min(expected) or max(alphas) == min(alphas):
         return 0.0
     return correlation(alphas, expected) ** 2
-
-
-def _fused_patterns(layers: Sequence[Layer], scoring: Scoring) -> list[str]:
-    """Return name patterns of the layers that look like fused projections and are not cut."""
-    names = [
-        layer.name
-        for layer in layers
-        if len(layer.shape) == 2
-        and layer.shape[layer.out_dim] == 3 * layer.shape[1 - layer.out_dim]
-        and _FUSED.search(layer.name.rpartition(".")[2])
-        and len(jobs_of(layer, scoring)) == 1
-    ]
-    patterns = []
-    for name in names:
-        pattern = f"*{name.rpartition('.')[2]}"
-        matched = [layer.name for layer in layers if fnmatchcase(layer.name, pattern)]
-        patterns.append(pattern if set(matched) <= set(names) else name)
-    return list(dict.fromkeys(patterns))

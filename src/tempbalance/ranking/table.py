@@ -29,15 +29,7 @@ def from_plain(kind: Any, value: Any, name: str) -> Any:
 
 @dataclass(frozen=True)
 class PartRow:
-    """One part of a layer: a projection, a gate, an expert, or the whole layer.
-
-    Attributes:
-        name: Name of the part; empty if it is the whole layer.
-        num_eigenvalues: Size of its spectrum.
-        alpha, alpha_stderr, xmin, ks, num_tail: Its tail fit, ``None`` if there is none.
-        score: Its score, ``None`` if it is skipped.
-        reason: Why it is skipped; empty if it is not.
-    """
+    """One part of a layer: a projection, a gate or an expert, with the fields of a `LayerRow` that a part has."""
 
     name: str
     num_eigenvalues: int

@@ -43,7 +43,7 @@ from tempbalance.runlog import Line, RunFolder, RunFolderError, write_whole
 
 MOST_SPECTRA = 6_000
 # options that do not make it another method, and those that a label always has where they differ
-_NOT_COMPARED = ("seed", "method", "log_gradients", "log_eigenvalues")
+_NOT_COMPARED = ("seed", "method", "log_gradients", "log_eigenvalues", "log_layers")
 _SETTING = ("dataset", "model", "width", "epochs")
 
 

@@ -42,21 +42,13 @@ _SAFE_EXPONENT = 20  # a weight up to 2**20 or down to 2**-20 can be squared and
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The eigenvalues of one part, pooled.
+    """The pooled eigenvalues of one part, with bounds on their errors."""
 
-    Attributes:
-        values: Eigenvalues divided by ``2**exponent``, shape ``(n,)``, ascending, >= 0, float64, on the CPU.
-        exponent: Keeps weights of any magnitude from overflowing or vanishing when squared.
-        noise: Bound on what arithmetic may have added to a value.
-        rounding: The spectral norm of what storing the weight in its own precision may have added to it.
-        resolution: The relative error of the arithmetic.
-    """
-
-    values: Tensor
-    exponent: int
-    noise: float
-    rounding: float
-    resolution: float
+    values: Tensor  # eigenvalues / 2**exponent, shape (n,), ascending, >= 0, float64, on the CPU
+    exponent: int  # keeps weights of any magnitude from overflowing or vanishing when squared
+    noise: float  # largest error of a value by arithmetic
+    rounding: float  # spectral norm of the errors by storing the weight in its own precision
+    resolution: float  # relative error of the arithmetic
 
     @property
     def precise(self) -> bool:
@@ -65,7 +57,7 @@ class Spectrum:
 
     @property
     def eigenvalues(self) -> Tensor:
-        """The values in the units of the squared weight; infinite or zero where float64 ends."""
+        """Values in the units of the squared weight; infinite or zero where float64 ends."""
         return torch.from_numpy(_ldexp(self.values.numpy(), self.exponent))
 
     def in_units(self, value: float) -> float:
@@ -78,15 +70,15 @@ class Spectrum:
 
     @property
     def largest(self) -> float:
-        """The largest value, 0 if there is none."""
+        """Largest value; 0 without values."""
         return float(self.values[-1]) if len(self.values) else 0.0
 
     def error(self, value: float) -> float:
-        """Return how far arithmetic moves a value as a rule; `noise` is the bound for the worst case."""
+        """Return the usual error of a value by arithmetic; `noise` bounds the worst case."""
         return self.resolution * (value + float(self.values.mean()) + self.largest / 10)
 
     def uncertainty(self, value: float) -> float:
-        """Return how far rounding may have moved a value: in arithmetic, and in storing the weight."""
+        """Return the largest error of a value, by arithmetic and by storing the weight."""
         # (s + r)^2 - s^2, with s = sqrt(value) the singular value and r the perturbation's spectral norm
         return self.noise + self.rounding * (2 * math.sqrt(value) + self.rounding)
 
@@ -112,20 +104,14 @@ def check_weight(weight: Tensor) -> None:
 
 
 class Lapack:
-    """BLAS and LAPACK functions that scipy exports; called through ctypes, they release Python's lock.
-
-    Attributes:
-        syrk: Gram matrices by half, by the dtype of the matrix.
-        sytrd: Reduction to tridiagonal form, by dtype.
-        sterf: Eigenvalues of a tridiagonal matrix in float64.
-        pools: Limits the number of BLAS threads.
-    """
+    """BLAS and LAPACK functions that scipy exports; called through ctypes, they release Python's lock."""
 
     def __init__(self) -> None:
         from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
         cython_blas, cython_lapack = _load_extension("cython_blas"), _load_extension("cython_lapack")
         letters = {torch.float32: "s", torch.float64: "d"}
+        # half of a Gram matrix; reduction to tridiagonal form; eigenvalues of that form
         self.syrk = {dtype: _function(cython_blas, f"{letter}syrk", 10) for dtype, letter in letters.items()}
         self.sytrd = {dtype: _function(cython_lapack, f"{letter}sytrd", 10) for dtype, letter in letters.items()}
         self.sterf = _function(cython_lapack, "dsterf", 4)
@@ -166,12 +152,6 @@ def load_lapack() -> Lapack | None:
         return None
 
 
-def uses_lapack(gram: Tensor) -> bool:
-    """Return whether a reduction by LAPACK is the fastest solver for Gram matrices of this side and precision."""
-    side = gram.shape[-1]
-    return side > _SMALL_SIDE and (gram.dtype == torch.float32 or side <= _LARGE_SIDE)
-
-
 def num_solve_bytes(slices: Tensor, *, double: bool) -> int:
     """Return the memory of a solve: the weight, a copy in its precision, a Gram matrix and LAPACK's copy of it."""
     dtype = _precision(slices, double)
@@ -187,15 +167,9 @@ def _precision(slices: Tensor, double: bool) -> torch.dtype:
 
 @torch.no_grad()
 def gram_matrices(slices: Tensor, *, double: bool = False, lapack: Lapack | None = None) -> tuple[Tensor, int]:
-    """Return the smaller Gram matrix of each slice, divided by a power of two near their largest squared magnitude.
+    """Return the smaller Gram matrix of each slice over a power of two near the largest squared entry; its exponent.
 
-    Args:
-        slices: Shape ``(num_slices, rows, columns)``.
-        double: Work in float64.
-        lapack: Computes the half up to the diagonal and leaves the other undefined; without it torch computes both.
-
-    Returns:
-        The matrices and the exponent of the power of two.
+    ``lapack`` computes the half up to the diagonal and leaves the other undefined; without it torch computes both.
     """
     slices = slices.contiguous().to(_precision(slices, double))
     largest = max(abs(float(end)) for end in torch.aminmax(slices))  # a sixth of an infinity norm's time
@@ -230,9 +204,18 @@ def _half_product(slices: Tensor, unit: float, lapack: Lapack) -> Tensor:
     return gram
 
 
-def lapack_eigenvalues(gram: Tensor, lapack: Lapack) -> Tensor:
-    """Return the eigenvalues of all Gram matrices, of which the half up to the diagonal counts; overwrites them."""
+def solve_on_cpu(gram: Tensor, lapack: Lapack | None) -> Tensor:
+    """Return the eigenvalues of Gram matrices on the CPU by the fastest solver; overwrites them.
+
+    Only the half up to the diagonal counts.
+    """
     num_slices, side, _ = gram.shape
+    if lapack is None or side <= _SMALL_SIDE or (gram.dtype == torch.float64 and side > _LARGE_SIDE):
+        try:
+            solved: Tensor = torch.linalg.eigvalsh(gram.mT, UPLO="U")  # LAPACK takes the matrix transposed
+        except RuntimeError as err:  # torch.linalg.LinAlgError
+            raise WeightError(f"has no eigenvalues that LAPACK can find: {err}") from err
+        return solved.flatten().double()
     info = ctypes.c_int()
     n, size, failed = ctypes.byref(ctypes.c_int(side)), ctypes.byref(ctypes.c_int(_BLOCK * side)), ctypes.byref(info)
     reduced = gram.new_empty(3, num_slices, side)  # the diagonal, the line beside it, factors of the reflections
@@ -247,15 +230,6 @@ def lapack_eigenvalues(gram: Tensor, lapack: Lapack) -> Tensor:
             raise WeightError(f"has no eigenvalues that LAPACK can find: {info.value} did not converge")
     values: Tensor = diagonal.flatten()
     return values
-
-
-def torch_eigenvalues(gram: Tensor) -> Tensor:
-    """Return the eigenvalues of all Gram matrices on the CPU, of which the half up to the diagonal counts."""
-    try:
-        values: Tensor = torch.linalg.eigvalsh(gram.mT, UPLO="U")  # LAPACK takes the matrix transposed
-    except RuntimeError as err:  # torch.linalg.LinAlgError
-        raise WeightError(f"has no eigenvalues that LAPACK can find: {err}") from err
-    return values.flatten().double()
 
 
 @torch.no_grad()
@@ -280,7 +254,7 @@ def gram_matrices_on_device(slices: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def solve_on_device(grams: Sequence[Tensor], largest: Sequence[Tensor]) -> list[Solved | WeightError]:
-    """Solve Gram matrices of one side in one call and copy all that is known about them to the host in another.
+    """Solve Gram matrices of one side in one call, and copy the results to the host in another.
 
     The solver's error grows with the magnitude of what it is given: half the mean is taken off the diagonal, which is
     closer than 0 to most eigenvalues, and added to them on the host in float64.
@@ -313,13 +287,7 @@ def to_host(tensor: Tensor) -> Array:
 
 @dataclass(frozen=True)
 class Solved:
-    """Eigenvalues that one job found.
-
-    Attributes:
-        values: Divided by ``2**exponent``, float64, on the CPU.
-        exponent: See `Spectrum`.
-        dtype: Precision of the solve.
-    """
+    """Eigenvalues of one job, divided by ``2**exponent``, in float64 on the CPU, and the precision of the solve."""
 
     values: Tensor
     exponent: int
@@ -327,10 +295,12 @@ class Solved:
 
 
 def pool_eigenvalues(part: Part, gathered: Sequence[Solved | WeightError]) -> Spectrum | WeightError:
-    """Return the sorted eigenvalues of all jobs of a part, in one unit, with what is known about their errors."""
-    solved = [each for each in gathered if isinstance(each, Solved)]
-    if len(solved) < len(gathered):
-        return next(each for each in gathered if isinstance(each, WeightError))
+    """Return the sorted eigenvalues of all jobs of a part in one unit, or the error of a job."""
+    solved = []
+    for each in gathered:
+        if isinstance(each, WeightError):
+            return each
+        solved.append(each)
     if not solved:
         return Spectrum(torch.zeros(0, dtype=torch.float64, device="cpu"), 0, 0.0, 0.0, 0.0)
     eps, exponent = torch.finfo(solved[0].dtype).eps, max(each.exponent for each in solved)
@@ -341,7 +311,7 @@ def pool_eigenvalues(part: Part, gathered: Sequence[Solved | WeightError]) -> Sp
     return Spectrum(
         torch.from_numpy(values),
         exponent,
-        # what rank tests take for the error of a symmetric solve
+        # as rank tests bound the error of a symmetric solve
         noise=eps * max(rows, columns) * float(values[-1]),
         # an entry is off by up to eps/2 of itself, in the mean by half of that; a matrix of independent errors of
         # size e has a spectral norm of e (sqrt(rows) + sqrt(columns))

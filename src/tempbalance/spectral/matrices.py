@@ -22,21 +22,15 @@ CONV_FACTOR = 0.5
 
 @dataclass(frozen=True)
 class Part:
-    """Matrices whose eigenvalues are pooled and fitted together.
+    """Matrices whose eigenvalues are pooled and fitted together."""
 
-    Attributes:
-        name: What the part is within its layer (``q``, ``expert 3``); empty if it is all of it.
-        slices: The matrices, shape ``(num_slices, rows, columns)``, a view of the weight where that is possible.
-        factor: Multiplies every eigenvalue.
-    """
-
-    name: str
-    slices: Tensor
-    factor: float = 1.0
+    name: str  # within its layer: ``q``, ``expert 3``; empty if it is all of it
+    slices: Tensor  # shape (num_slices, rows, columns), a view of the weight where that is possible
+    factor: float = 1.0  # multiplies every eigenvalue
 
     @property
     def num_eigenvalues(self) -> int:
-        """How many eigenvalues the pooled spectrum has."""
+        """Size of the pooled spectrum."""
         return self.slices.shape[0] * min(self.slices.shape[1:])
 
 
@@ -45,18 +39,16 @@ Windows = Literal["square"] | int
 
 
 def cut_matrix(weight: Tensor) -> list[Part]:
-    """One 2-D weight, one matrix."""
+    """Return a 2-D weight as one matrix."""
     _check_dimensions(weight, 2, 2)
     return [Part("", weight.unsqueeze(0))]
 
 
 def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
-    """One matrix per kernel position and group, pooled.
+    """Cut a kernel into one matrix per position and group, pooled.
 
-    Args:
-        weight: Kernel of shape ``(out, in / groups, *positions)``, or transposed
-            ``(in, out / groups, *positions)``: both are grouped along their first dimension.
-        groups: How many independent convolutions the kernel holds.
+    A kernel has the shape ``(out, in / groups, *positions)``, or transposed ``(in, out / groups, *positions)``: both
+    are grouped along their first dimension.
     """
     _check_dimensions(weight, 3, 5)
     first, second = weight.shape[:2]
@@ -69,18 +61,18 @@ def cut_convolution(weight: Tensor, *, groups: int = 1) -> list[Part]:
 
 
 def cut_stack(weight: Tensor) -> list[Part]:
-    """One part per expert of a weight stacked along its first dimension, ``(experts, rows, columns)``."""
+    """Cut a stack of matrices, ``(experts, rows, columns)``, into one part per expert."""
     _check_dimensions(weight, 3, 3)
     return [Part(f"expert {i}", weight[i : i + 1]) for i in range(weight.shape[0])]
 
 
 def cut_fused(weight: Tensor, *, sizes: int | Sequence[int], names: Sequence[str] = (), dim: int = 0) -> list[Part]:
-    """One part per projection of a weight that holds several side by side.
+    """Cut a 2-D weight that holds several projections side by side into one part per projection.
 
     Args:
-        weight: 2-D weight.
+        weight: The weight.
         sizes: The number of equal parts, or the size of each along ``dim``.
-        names: What the parts are called; numbered if empty.
+        names: Names of the parts; numbers if empty.
         dim: The output dimension of the weight: 0 for ``Linear``, 1 for the ``Conv1D`` of GPT-2.
     """
     _check_dimensions(weight, 2, 2)
@@ -103,36 +95,26 @@ def _check_dimensions(weight: Tensor, least: int, most: int) -> None:
 
 
 def cut_by_shape(weight: Tensor, *, groups: int = 1) -> list[Part]:
-    """Cut a 2-D weight as a matrix, and a weight of more dimensions as a convolution kernel.
-
-    Args:
-        weight: The weight.
-        groups: Of a convolution.
-    """
+    """Cut a 2-D weight as a matrix, and a weight of more dimensions as a convolution kernel."""
     if weight.dim() < 2:
         raise WeightError(f"a weight has two or more dimensions, got {weight.dim()}")
     return cut_matrix(weight) if weight.dim() == 2 else cut_convolution(weight, groups=groups)
 
 
 def check_windows(windows: object) -> None:
-    """Refuse what is no size of windows."""
+    """Refuse anything but None, ``square`` and a side."""
     is_side = isinstance(windows, int) and not isinstance(windows, bool) and windows >= 2
     if not (windows is None or windows == "square" or is_side):
         raise ValueError(f"windows must be None, 'square' or a whole number of at least 2, got {windows!r}")
 
 
 def cut_windows(part: Part, windows: Windows) -> Part:
-    """Square windows in place of matrices, so that what is pooled has one aspect ratio (Hu et al. 2025).
+    """Replace matrices by square windows of them, so that all have one aspect ratio (Hu et al. 2025).
 
-    As few windows as cover a matrix, evenly spaced along each dimension, overlapping where they do not divide it. They
-    are views where strides allow, as for one matrix cut along one dimension into equal steps; else copies, which
-    where windows overlap take up to four times the memory of the matrix.
-
-    Args:
-        part: The matrices.
-        windows: ``square`` for a side as long as the shorter one of a matrix, or the side, if that is not longer.
+    As few windows as cover a matrix are evenly spaced along each dimension, and overlap where they do not divide it.
+    Their side is the given one or, if that is shorter or not given, the shorter side of the matrix. Windows are views
+    where strides allow; overlapping copies take up to four times the memory of the matrix.
     """
-    check_windows(windows)
     if part.slices.numel() == 0:
         return part
     shorter = min(part.slices.shape[1:])
@@ -143,7 +125,7 @@ def cut_windows(part: Part, windows: Windows) -> Part:
 
 
 def _windows_along(slices: Tensor, dim: int, side: int) -> Tensor:
-    """Windows in place of a dimension, what they hold along it as another dimension at the end."""
+    """Replace a dimension by the number of the window along it; the place in the window is added as the last one."""
     length = slices.shape[dim]
     num_windows = -(-length // side)
     num_steps = max(1, num_windows - 1)

@@ -7,9 +7,9 @@ The eigenvalues of a random n x m matrix follow the Marchenko-Pastur law, x = (s
 
 of them below, in the mean and but for terms of order 1 / n: the second term is the one that real matrices have.
 
-`median`, and any function, is fitted to the quantiles of that; `median` of sides below 12 is averaged over simulated
-matrices. The searches scatter from one random matrix to the next, so the geometric mean over a fixed set of random
-spectra is taken. docs/decisions/0014 says how exact each is.
+The medians, and any function, are fitted to the quantiles of that; the medians of sides below 12 are averaged over
+simulated matrices. The searches scatter from one random matrix to the next, so the geometric mean over a fixed set of
+random spectra is taken. docs/decisions/0014 says how exact each is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEAST_SPECTRA = 8
 _NUM_DRAWN = 2**18  # eigenvalues in all spectra together, beyond which there are fewer spectra
 _NUM_POOLED = 2**16  # largest number of pooled eigenvalues; more slices are treated as this many
 _SEED = 0
-_PER_WAVE = 16  # points at which a wave is worked out, straight lines between them
+_PER_WAVE = 16  # points at which a wave is computed, straight lines between them
 
 
 def random_alpha(
@@ -48,23 +48,16 @@ def random_alpha(
     tail: TailName | TailFunction = "median",
     tail_fraction: float = 0.5,
 ) -> float:
-    """Result of a tail fit for random matrices of a shape, computed once.
+    """Return the alpha of ``num_slices`` pooled random matrices, computed once; options as in `fit_tail`.
 
-    Args:
-        rows: Of a matrix.
-        columns: Of a matrix.
-        num_slices: How many matrices are pooled.
-        tail: As in `fit_tail`; a function is called with `random_eigenvalues`, once for each shape.
-        tail_fraction: As in `fit_tail`.
+    A function is called with `random_eigenvalues`.
 
     Example:
         >>> round(random_alpha(rows=512, columns=512), 1), round(random_alpha(rows=64, columns=2048), 1)
         (2.1, 7.6)
     """
     side, length = _sides(rows, columns, num_slices)
-    if callable(tail):
-        return _alpha(side, length, num_slices, _Function(tail), tail_fraction)
-    return _alpha(side, length, num_slices, tail, tail_fraction)
+    return _alpha(side, length, num_slices, _Function(tail) if callable(tail) else tail, tail_fraction)
 
 
 class _Function:
@@ -81,15 +74,9 @@ class _Function:
 
 
 def random_eigenvalues(*, rows: int, columns: int, num_slices: int = 1) -> Tensor:
-    """Quantiles of the eigenvalues of random matrices with entries of mean square 1, pooled.
+    """Return as many quantiles as ``num_slices`` pooled random matrices with entries of mean square 1 have eigenvalues.
 
-    Args:
-        rows: Of a matrix.
-        columns: Of a matrix.
-        num_slices: How many matrices are pooled.
-
-    Returns:
-        As many as the matrices have, ascending, positive, float64.
+    They are ascending, positive, in float64.
     """
     side, length = _sides(rows, columns, num_slices)
     positions = (np.arange(num_slices * side) + 0.5) / num_slices  # of 0 to side
@@ -101,9 +88,7 @@ def random_eigenvalues(*, rows: int, columns: int, num_slices: int = 1) -> Tenso
 
 def _sides(rows: int, columns: int, num_slices: int) -> tuple[int, int]:
     if min(rows, columns, num_slices) < 1:
-        raise ValueError(
-            f"rows, columns and num_slices must be at least 1, got {rows!r}, {columns!r} and {num_slices!r}"
-        )
+        raise ValueError(f"rows, columns, num_slices must be at least 1, got {rows!r}, {columns!r}, {num_slices!r}")
     return min(rows, columns), max(rows, columns)
 
 
@@ -127,22 +112,20 @@ def _alpha(side: int, length: int, num_slices: int, tail: TailName | _Function, 
 
 
 def _draw_spectra(num_spectra: int, side: int, length: int, num_slices: int) -> Iterator[Tensor]:
-    """Return random spectra from a fixed seed; each pools the eigenvalues of new random matrices."""
+    """Yield random spectra from a fixed seed; each pools the eigenvalues of new random matrices."""
     generator = np.random.default_rng(_SEED)
     law = _Law(side, length)
     for _ in range(num_spectra):
-        if side < _SMALL_SIDE:
-            values = _simulate(num_slices, side, length, generator)
-        else:
-            values = law.draw(num_slices, generator)
+        is_small = side < _SMALL_SIDE
+        values = _simulate(num_slices, side, length, generator) if is_small else law.draw(num_slices, generator)
         yield torch.from_numpy(np.sort(values, axis=None))
 
 
 def _simulate(num_matrices: int, side: int, length: int, generator: np.random.Generator) -> Array:
-    """Eigenvalues of Gaussian matrices, shape ``(num_matrices, side)``.
+    """Return the eigenvalues of Gaussian matrices, shape ``(num_matrices, side)``.
 
     Rotations make a Gaussian matrix bidiagonal, with squares that are independent and chi-squared (Dumitriu, Edelman
-    2002): the cost does not depend on the longer side.
+    2002). So the cost does not depend on the longer side.
     """
     diagonal = generator.chisquare(np.arange(length, length - side, -1), (num_matrices, side))
     below = generator.chisquare(np.arange(side - 1, 0, -1), (num_matrices, side - 1))
@@ -156,14 +139,14 @@ def _simulate(num_matrices: int, side: int, length: int, generator: np.random.Ge
 
 @dataclass(frozen=True)
 class _Law:
-    """The eigenvalues of a random matrix by their position among them, 0 to `side`."""
+    """Eigenvalues of a random matrix by their position among all, 0 to `side`."""
 
     side: int
     length: int
 
     @cached_property
     def _table(self) -> tuple[Array, Array]:
-        """How many eigenvalues are below an angle, and the angle."""
+        """Number of eigenvalues below each angle, and the angles."""
         angles = np.linspace(0, math.pi, _NUM_ANGLES + 1)
         ratio = math.sqrt(self.side / self.length)
         turned = np.arctan2(ratio * np.sin(angles), 1 - ratio * np.cos(angles))
@@ -179,7 +162,7 @@ class _Law:
         return np.where(positions > within, math.pi - (math.pi - angles) * (self.side - positions) / 0.5, angles)
 
     def values(self, positions: Array) -> Array:
-        """The eigenvalues at positions; beyond the last one they go on as they came, mirrored."""
+        """Return the eigenvalues at positions; beyond the last eigenvalue the curve is mirrored."""
         inside = np.where(positions > self.side, 2 * self.side - positions, np.abs(positions))
         lowest = (math.sqrt(self.length) - math.sqrt(self.side)) ** 2
         width = 4 * math.sqrt(self.side * self.length)
@@ -187,9 +170,9 @@ class _Law:
         return np.where(positions > self.side, 2 * (lowest + width) - values, values)
 
     def draw(self, num_matrices: int, generator: np.random.Generator) -> Array:
-        """Random spectra, shape ``(num_matrices, side)``, in time n log n.
+        """Return random spectra, shape ``(num_matrices, side)``, in time n log n.
 
-        How many eigenvalues are below an angle fluctuates as sqrt(2) / pi x the sum over k of g_k sin(k t) / sqrt(k),
+        The number of eigenvalues below an angle fluctuates as sqrt(2) / pi x the sum over k of g_k sin(k t) / sqrt(k),
         with normal g_k (Johansson 1998), up to the k at which there is one eigenvalue to a half wave.
         """
         positions: Array = np.arange(self.side, dtype=np.float64) + 0.5
@@ -207,7 +190,7 @@ class _Law:
 
 
 def _sum_of_sines(waves: Array, first: int, angles: Array) -> Array:
-    """The sum over j of ``waves[:, j] * sin((first + j) * angles)``, by a Fourier transform."""
+    """Return the sum over j of ``waves[:, j] * sin((first + j) * angles)``, by a Fourier transform."""
     num_points = _PER_WAVE * (first + waves.shape[1])
     terms = np.zeros((len(waves), num_points // 2 + 1), dtype=np.complex128)
     terms[:, first : first + waves.shape[1]] = -0.5j * num_points * waves
@@ -222,17 +205,11 @@ _BLOCK = 2**25  # entries shuffled together; more are shuffled in blocks taken a
 
 
 def random_edge(mean_square: float, *, rows: int, columns: int, num_slices: int = 1) -> float:
-    """The value that the largest eigenvalue of random matrices stays below, but for one weight in a thousand.
+    """Return a value that the largest eigenvalue of random matrices exceeds for one weight in a thousand.
 
     The Marchenko-Pastur law ends at v (sqrt(n) + sqrt(m))^2 for a large n x m matrix of independent entries of mean
     square v. In a matrix of finite size the largest eigenvalue fluctuates around that by the Tracy-Widom law, on the
     scale v (sqrt(n) + sqrt(m)) (1 / sqrt(n) + 1 / sqrt(m))^(1/3), which is allowed for.
-
-    Args:
-        mean_square: Of the entries.
-        rows: Of a matrix.
-        columns: Of a matrix.
-        num_slices: How many matrices the weight has.
 
     Example:
         >>> round(random_edge(1.0, rows=1000, columns=1000) / 4000, 3)
@@ -244,7 +221,7 @@ def random_edge(mean_square: float, *, rows: int, columns: int, num_slices: int 
 
 
 def _tracy_widom_quantile(risk: float) -> float:
-    """The point beyond which the Tracy-Widom law (beta = 1) has so little weight, from its leading asymptotics."""
+    """Return the point that the Tracy-Widom law (beta = 1) exceeds with this risk, from its leading asymptotics."""
     # risk = exp(-2/3 s^(3/2)) / (4 sqrt(pi) s^(3/4)), solved for s by iteration
     point = 3.0
     for _ in range(30):
@@ -253,13 +230,7 @@ def _tracy_widom_quantile(risk: float) -> float:
 
 
 def count_beyond_shuffled(part: Part, *, edge: float, seed: int) -> int:
-    """How many eigenvalues of a part lie beyond an edge once its entries are shuffled.
-
-    Args:
-        part: The matrices; entries change places among all of them.
-        edge: In the units of the part's spectrum.
-        seed: Decides the order.
-    """
+    """Return how many eigenvalues of a part exceed an edge after its entries are shuffled among all matrices."""
     gram, exponent = gram_matrices(_shuffled(part.slices.cpu(), seed), lapack=load_lapack())
     bound = math.ldexp(edge / part.factor, -exponent)
     # bound x 1 - gram has a Cholesky factor if and only if no eigenvalue is beyond: a quarter of a solve's time
@@ -268,7 +239,7 @@ def count_beyond_shuffled(part: Part, *, edge: float, seed: int) -> int:
     return int((torch.linalg.eigvalsh(gram[beyond]) < 0).sum()) if beyond.any() else 0
 
 
-def _shuffled(slices: torch.Tensor, seed: int) -> torch.Tensor:
+def _shuffled(slices: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     entries = slices.reshape(-1)
     num_blocks = -(-entries.numel() // _BLOCK)

@@ -27,7 +27,7 @@ def check_score(score: str | Callable[..., object]) -> None:
 
 
 def compute_score(spectrum: Tensor, fit: TailFit | None, *, score: ScoreName | ScoreFunction = "alpha") -> float:
-    """The score of a spectrum.
+    """Return the score of a spectrum.
 
     Args:
         spectrum: Eigenvalues, shape ``(n,)``, ascending, >= 0, not all zero.
@@ -54,27 +54,17 @@ def compute_score(spectrum: Tensor, fit: TailFit | None, *, score: ScoreName | S
     return number
 
 
-def _alpha_weighted(spectrum: Tensor, fit: TailFit) -> float:
-    return fit.alpha * float(spectrum[-1].log10())
-
-
-def _log_alpha_norm(spectrum: Tensor, fit: TailFit) -> float:
-    # log10 sum_i x_i^alpha, in logarithms because x^alpha may overflow; a zero adds exp(-inf)
-    return float((spectrum.log() * fit.alpha).logsumexp(0)) / math.log(10)
-
-
 def _entropy(spectrum: Tensor, _: TailFit) -> float:
     # -sum_i p_i log p_i / log n with p_i = x_i / sum_j x_j
     shares = spectrum / spectrum.sum()
-    if len(spectrum) < 2:
-        return 0.0
-    return float(-torch.xlogy(shares, shares).sum()) / math.log(len(spectrum))
+    return float(-torch.xlogy(shares, shares).sum()) / math.log(len(spectrum)) if len(spectrum) > 1 else 0.0
 
 
 _FUNCTIONS: dict[str, ScoreFunction] = {
     "alpha": lambda _, fit: fit.alpha,
-    "alpha_weighted": _alpha_weighted,
-    "log_alpha_norm": _log_alpha_norm,
+    "alpha_weighted": lambda spectrum, fit: fit.alpha * float(spectrum[-1].log10()),
+    # log10 sum_i x_i^alpha, in logarithms because x^alpha may overflow; a zero adds exp(-inf)
+    "log_alpha_norm": lambda spectrum, fit: float((spectrum.log() * fit.alpha).logsumexp(0)) / math.log(10),
     "spectral_norm": lambda spectrum, _: float(spectrum[-1]),
     "stable_rank": lambda spectrum, _: float(spectrum.sum() / spectrum[-1]),
     "frobenius_norm": lambda spectrum, _: float(spectrum.sum().sqrt()),

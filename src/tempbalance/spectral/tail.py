@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from tempbalance.errors import TailError
+from tempbalance.errors import TailError, check_fraction
 
 TailName = Literal["median", "median_published", "goodness_of_fit", "peak"]
 FIXED_TAILS = ("median", "median_published")  # whose length does not depend on the values
@@ -22,8 +22,8 @@ Array = npt.NDArray[np.float64]
 
 _NUM_BINS = 100  # of the log-binned density, as in the authors' code
 _NUM_PROBES = 16  # points at which a candidate's distance is bounded from below
-_BLOCK_SIZE = 2**19  # numbers held at once while distances are worked out, 4 MB a temporary
-_FIRST_BLOCK = 4  # candidates worked out before others are ruled out
+_BLOCK_SIZE = 2**19  # numbers held at once while distances are computed, 4 MB a temporary
+_FIRST_BLOCK = 4  # candidates computed before others are ruled out
 
 
 @dataclass(frozen=True)
@@ -84,27 +84,16 @@ def fit_tail(spectrum: Tensor, *, tail: TailName | TailFunction = "median", tail
 
 
 def check_tail(tail: str | Callable[..., object], tail_fraction: Any) -> None:
-    """Refuse options that no fit takes.
-
-    Raises:
-        ValueError: If the name is unknown or the fraction is not between 0 and 1.
-    """
+    """Refuse an unknown name, and a fraction that is not between 0 and 1."""
     if not callable(tail) and tail not in get_args(TailName):
         raise ValueError(f"tail must be one of {', '.join(get_args(TailName))} or a callable, got {tail!r}")
-    if isinstance(tail_fraction, bool) or not isinstance(tail_fraction, int | float) or not 0 < tail_fraction < 1:
-        raise ValueError(f"tail_fraction must satisfy 0 < tail_fraction < 1, got {tail_fraction!r}")
+    check_fraction("tail_fraction", tail_fraction)
 
 
 def fit_hill(spectrum: Tensor, *, num_tail: int, counts_threshold: bool = False) -> TailFit:
-    """Fit the top of a spectrum with the Hill estimator.
+    """Fit the ``num_tail`` largest values of a spectrum, 2 to n - 1 of them, with the Hill estimator.
 
-    Args:
-        spectrum: Eigenvalues, shape ``(n,)``, ascending, >= 0.
-        num_tail: How many of the largest values form the tail, 2 to n - 1.
-        counts_threshold: Whether the threshold is the smallest of these values, not the next one down.
-
-    Raises:
-        TailError: If the spectrum is too short, the threshold zero or the tail constant.
+    The threshold is the next value below them; with ``counts_threshold`` it is the smallest of them.
     """
     if not 2 <= num_tail < len(spectrum):
         raise TailError(f"a tail of {num_tail} of {len(spectrum)} eigenvalues: it takes at least 2 and one below them")
@@ -126,15 +115,9 @@ def fit_hill(spectrum: Tensor, *, num_tail: int, counts_threshold: bool = False)
 
 
 def fit_goodness_of_fit(spectrum: Tensor) -> TailFit:
-    """Fit with the threshold that minimises the Kolmogorov-Smirnov distance, over all values.
+    """Fit with the threshold that minimises the Kolmogorov-Smirnov distance, over all positive values.
 
     The threshold is one of the values and counts as part of the tail, as in the maximum-likelihood form.
-
-    Args:
-        spectrum: Eigenvalues, shape ``(n,)``, ascending; zeros are passed over.
-
-    Raises:
-        TailError: If fewer than two different positive values are left.
     """
     values = _positive(spectrum)
     return _search(values, np.arange(len(values) - 1))
@@ -143,13 +126,7 @@ def fit_goodness_of_fit(spectrum: Tensor) -> TailFit:
 def fit_peak(spectrum: Tensor) -> TailFit:
     """Fit as `fit_goodness_of_fit` does, with thresholds within [0.95, 1.5] x the peak of the density.
 
-    The density is that of log10 of the values in 100 bins, its peak the lower edge of the fullest one.
-
-    Args:
-        spectrum: Eigenvalues, shape ``(n,)``, ascending; zeros are passed over.
-
-    Raises:
-        TailError: If fewer than two different positive values are left, or none lies near the peak.
+    The density is that of log10 of the values in 100 bins. Its peak is the lower edge of the fullest bin.
     """
     values = _positive(spectrum)
     logs = np.log10(values)
@@ -177,28 +154,23 @@ def _as_array(spectrum: Any) -> Array:
 def _positive(spectrum: Tensor) -> Array:
     values = _as_array(spectrum)
     values = values[values > 0]
-    values = values[values / values[-1:] > 0]  # what is so small beside the largest that their ratio is zero
+    values = values[values / values[-1:] > 0]  # without those whose ratio to the largest underflows
     if len(values) < 2 or values[0] == values[-1]:
         raise TailError(f"{len(values)} positive eigenvalues, not two different ones: alpha is undefined")
     return values
 
 
 def _distance(log_ratios: Array, alpha: float) -> float:
-    """The Kolmogorov-Smirnov distance of a tail from its power law, at the tail's values.
-
-    Args:
-        log_ratios: log(x_i / xmin) of the tail, ascending.
-        alpha: Exponent.
-    """
+    """Return the Kolmogorov-Smirnov distance of a tail with ascending log(x_i / xmin) from its power law."""
     model = -np.expm1(log_ratios * (1 - alpha))
     return float(np.abs(model - np.arange(len(log_ratios)) / len(log_ratios)).max())
 
 
 def _search(values: Array, candidates: npt.NDArray[np.int64]) -> TailFit:
-    """The candidate threshold with the smallest distance; of equal ones the lowest threshold.
+    """Fit with the candidate threshold of the smallest distance; of equal ones with the lowest threshold.
 
-    A candidate's distance is the largest of its deviations, so a few of them bound it from below; only candidates whose
-    bound does not exceed a distance already found are worked out in full.
+    A candidate's distance is the largest of its deviations, so a few of them bound it from below. Only candidates whose
+    bound does not exceed a distance already found are computed in full.
     """
     # of equal values the first is the threshold: the tail is all that is not below it
     candidates = candidates[(candidates == 0) | (values[candidates] > values[candidates - 1])]
@@ -219,12 +191,8 @@ def _search(values: Array, candidates: npt.NDArray[np.int64]) -> TailFit:
 
     every = np.arange(len(candidates))
     probes = (num_tails[:, None] - 1) * np.linspace(0, 1, _NUM_PROBES)
-    bounds = np.concatenate(
-        [
-            deviations(rows, probes[rows].astype(np.int64))
-            for rows in np.array_split(every, 1 + len(every) * _NUM_PROBES // _BLOCK_SIZE)
-        ]
-    )
+    blocks = np.array_split(every, 1 + len(every) * _NUM_PROBES // _BLOCK_SIZE)
+    bounds = np.concatenate([deviations(rows, probes[rows].astype(np.int64)) for rows in blocks])
     distances = np.full(len(candidates), np.inf)
     order = np.argsort(bounds, kind="stable")
     block = max(1, _BLOCK_SIZE // len(values))

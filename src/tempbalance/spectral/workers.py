@@ -23,21 +23,8 @@ import torch
 from torch import Tensor
 
 from tempbalance.errors import WeightError
-from tempbalance.spectral.eigenvalues import (
-    Lapack,
-    Solved,
-    Spectrum,
-    check_weight,
-    gram_matrices,
-    gram_matrices_on_device,
-    lapack_eigenvalues,
-    load_lapack,
-    num_solve_bytes,
-    pool_eigenvalues,
-    solve_on_device,
-    torch_eigenvalues,
-    uses_lapack,
-)
+from tempbalance.spectral import eigenvalues
+from tempbalance.spectral.eigenvalues import Solved, Spectrum, check_weight, load_lapack
 from tempbalance.spectral.matrices import Part, cut_by_shape
 
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is one job
@@ -63,7 +50,6 @@ def spectrum(weight: Tensor, *, groups: int = 1) -> Tensor:
         [4.0, 9.0]
     """
     check_weight(weight)
-    weight = weight.detach()
     (result,) = spectra(cut_by_shape(weight, groups=groups), double=True)
     if isinstance(result, WeightError):
         raise result
@@ -82,13 +68,13 @@ def spectra(
     """Return the spectrum of each part, in their order, or the reason why it has none.
 
     Args:
-        parts: The parts to solve; the most expensive first takes the shortest time.
+        parts: The parts to solve, best the most expensive first.
         double: Work in float64, on the CPU; otherwise in float32, unless the weight is float64 or small.
-        memory: As in `side_by_side`.
-        beside: Work in the calling thread alone and leave the settings of the process as they are. The CPU then works
-            in float64 with torch's solver, whose number of threads is a setting of the thread.
+        memory: Bytes that solves under way may hold; a solve that holds more runs alone.
+        beside: Work in the calling thread alone, which should have limited torch to one thread, and leave the settings
+            of the process as they are. The CPU then works in float64 with torch's solver.
         device: Where to solve; by default where each weight is. A device without a solver is replaced by the CPU.
-        then: Called with the number of a part and its spectrum, in the thread that solved the last of it.
+        then: Called with the index of a part and its spectrum, in the thread that solved its last job.
     """
     gathered: list[Gathered] = []
     lapack = None if beside else load_lapack()
@@ -101,11 +87,8 @@ def spectra(
             on_device = solves_on(target) and not double and slices.dtype != torch.float64
             slices = slices.to(target if on_device else "cpu")
             chunks = split_jobs(slices)
-            of_part = Gathered(
-                replace(part, slices=slices.to("meta")),
-                len(chunks),
-                partial(then, len(gathered)) if then else None,
-            )
+            on_meta = replace(part, slices=slices.to("meta"))
+            of_part = Gathered(on_meta, len(chunks), partial(then, len(gathered)) if then else None)
             gathered.append(of_part)
             if not chunks:
                 of_part.finish()
@@ -115,16 +98,15 @@ def spectra(
                 else:
                     in_double = double or beside or lapack is None
                     run = partial(of_part.solve, chunk, in_double, lapack)
-                    yield Call(run, num_solve_bytes(chunk, double=in_double))
+                    yield Call(run, eigenvalues.num_solve_bytes(chunk, double=in_double))
                     del run
                 del chunk
             del part, chunks, slices
         batches.solve_all()
 
     if beside:
-        with _one_torch_thread():
-            for call in calls():
-                call.run()
+        for call in calls():
+            call.run()
     else:
         side_by_side(calls(), memory=memory)
     return [of_part.spectrum for of_part in gathered]
@@ -148,20 +130,16 @@ class Gathered:
         self.solved: list[Solved | WeightError] = []
         self.lock = threading.Lock()
 
-    def solve(self, slices: Tensor, double: bool, lapack: Lapack | None) -> None:
+    def solve(self, slices: Tensor, double: bool, lapack: eigenvalues.Lapack | None) -> None:
         """Solve one job of the part on the CPU."""
         try:
-            gram, exponent = gram_matrices(slices, double=double, lapack=lapack)
-            if lapack is not None and uses_lapack(gram):
-                values = lapack_eigenvalues(gram, lapack)
-            else:
-                values = torch_eigenvalues(gram)
-            self.add(Solved(values, exponent, gram.dtype))
+            gram, exponent = eigenvalues.gram_matrices(slices, double=double, lapack=lapack)
+            self.add(Solved(eigenvalues.solve_on_cpu(gram, lapack), exponent, gram.dtype))
         except WeightError as err:
             self.add(err)
 
     def add(self, solved: Solved | WeightError) -> None:
-        """Note what a job found."""
+        """Add the result of a job."""
         with self.lock:
             self.solved.append(solved)
             is_last = len(self.solved) == self.num_jobs
@@ -169,8 +147,8 @@ class Gathered:
             self.finish()
 
     def finish(self) -> None:
-        """Pool the eigenvalues and hand them on."""
-        self.spectrum = pool_eigenvalues(self.part, self.solved)
+        """Pool the eigenvalues and pass them to ``then``."""
+        self.spectrum = eigenvalues.pool_eigenvalues(self.part, self.solved)
         if self.then is not None and isinstance(self.spectrum, Spectrum):
             self.then(self.spectrum)
 
@@ -181,17 +159,14 @@ def solves_on(device: torch.device) -> bool:
 
 
 class _Batches:
-    """Gram matrices on a device that wait for others of the same side.
-
-    Nothing is read from the device before a batch is solved, and then once.
-    """
+    """Gram matrices on a device that wait for others of the same side; each batch is read from the device once."""
 
     def __init__(self, max_bytes: float) -> None:
         self.max_bytes = max_bytes
         self.waiting: defaultdict[tuple[torch.device, int], list[tuple[Gathered, Tensor, Tensor]]] = defaultdict(list)
 
     def add(self, of_part: Gathered, slices: Tensor) -> None:
-        gram, largest = gram_matrices_on_device(slices)
+        gram, largest = eigenvalues.gram_matrices_on_device(slices)
         key = (gram.device, gram.shape[-1])
         if sum(each.nbytes for _, each, _ in self.waiting[key]) + gram.nbytes > self.max_bytes:
             self.solve(self.waiting.pop(key))
@@ -202,31 +177,23 @@ class _Batches:
             self.solve(self.waiting.popitem()[1])
 
     def solve(self, batch: list[tuple[Gathered, Tensor, Tensor]]) -> None:
-        """Solve a batch in one call and copy the eigenvalues in one."""
-        found = solve_on_device([gram for _, gram, _ in batch], [largest for *_, largest in batch])
+        found = eigenvalues.solve_on_device([gram for _, gram, _ in batch], [largest for *_, largest in batch])
         for (of_part, *_), solved in zip(batch, found, strict=True):
             of_part.add(solved)
 
 
 @dataclass(frozen=True)
 class Call:
-    """Work for one thread.
-
-    Attributes:
-        run: Does it.
-        num_bytes: Memory that it holds until it is done.
-    """
+    """Work for one thread, and the memory that it holds until it is done."""
 
     run: Callable[[], None]
     num_bytes: int
 
 
 def side_by_side(calls: Iterable[Call], *, memory: float = math.inf) -> None:
-    """Run the calls on all of torch's threads, each on one.
+    """Run the calls on all of torch's threads, each on one thread.
 
-    Args:
-        calls: Taken from the iterable as there is room, so that the memory of each is soon free again.
-        memory: Bytes that calls under way may hold; a call that holds more runs alone.
+    A call is taken from the iterable when calls under way leave room for it in ``memory``; a larger one runs alone.
     """
     with (
         _lock,
@@ -277,7 +244,7 @@ def _one_thread_each() -> Iterator[int]:
 
 
 def _after_fork() -> None:
-    """Free a forked child from a solve that another thread was in: the lock, and the settings it had changed."""
+    """Release the lock and restore the settings of a solve that was under way when the process forked."""
     global _lock
     _lock = threading.Lock()
     _settings.close()
@@ -287,27 +254,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Limit torch to one thread in this thread; if it already is, touch nothing."""
-    num_threads = torch.get_num_threads()
-    if num_threads > 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if num_threads > 1:
-            torch.set_num_threads(num_threads)
-
-
 def multiplies_in_full() -> bool:
     """Return whether the process multiplies float32 matrices in float32, on the CPU and on CUDA."""
     return all(backend.fp32_precision in ("none", "ieee") for backend in _matmul_backends())
 
 
 def _matmul_backends() -> list[Any]:
-    """Return the switches that allow TF32 or bfloat16 in place of float32.
-
-    torch.get_float32_matmul_precision, the older switch, raises where somebody has used these.
-    """
+    """Return the switches that allow TF32 or bfloat16 in place of float32."""
+    # torch.get_float32_matmul_precision, the older switch, raises where somebody has used these
     return [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]  # type: ignore[attr-defined]

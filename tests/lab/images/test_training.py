@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.images.training import ImageTraining, initial_network, load
-from tempbalance.lab.methods import METHODS
+from tempbalance.lab.recipe import METHODS
 from tempbalance.lab.runs import DivergedError, InterruptedRunError, OtherRunError, TrainingError, load_weights
 from tempbalance.lab.train import train
 from tempbalance.report.runs import write_runs
@@ -447,6 +447,16 @@ def test_gradients_and_spectra_of_all_layers_are_noted_every_so_many_steps(tmp_p
     assert all(line["eigenvalues"] == sorted(line["eigenvalues"]) for line in lines)
     run(changed(recipe, log_eigenvalues=False), tmp_path / "short")
     assert "eigenvalues" not in RunFolder(tmp_path / "short").steps[0]
+
+
+def test_only_the_layers_asked_for_are_logged(tmp_path):
+    recipe = changed(SMALL, epochs=1, log_steps=2, log_eigenvalues=True, log_layers="*2")
+    run(recipe, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    assert {line["layer"] for line in folder.steps} == {"linear2"}
+    assert {line["layer"] for line in folder.layers if "eigenvalues" in line} == {"linear2"}
+    with raises(ValueError, "log_layers", "'linear9'"):
+        run(changed(recipe, log_layers="linear9"), tmp_path / "none")
 
 
 def test_a_run_of_the_first_epochs_is_the_beginning_of_the_whole_one(whole, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tempbalance
-from tempbalance.lab.operators.network import FourierOperator, SpectralConvolution
+from tempbalance.lab.operators.training import FourierOperator, SpectralConvolution
 
 
 def network(**options):

@@ -24,8 +24,8 @@ import tempbalance
 from tempbalance.integrations.ultralytics import UltralyticsBalance, balance
 from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
 from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
-from tempbalance.lab.methods import find_method
 from tempbalance.lab.progress import epoch_text, say
+from tempbalance.lab.recipe import find_method
 from tempbalance.lab.runs import (
     EVERY,
     DivergedError,
@@ -45,8 +45,7 @@ _AMP = {"32-true": False, "32": False, "16-mixed": True, "16": True, "bf16-mixed
 _QUIET = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
 
 _BALANCE = (
-    "tail", "tail_fraction", "score", "assignment", "interval", "start", "score_first", "score_last",
-    "min_eigenvalues",
+    "tail", "tail_fraction", "score", "interval", "start", "score_first", "score_last", "min_eigenvalues",
 )  # fmt: skip
 _MAP, _MAP50 = "metrics/mAP50-95(B)", "metrics/mAP50(B)"  # ultralytics' names
 
@@ -135,6 +134,7 @@ class Callbacks:
         """Add the callbacks to an ultralytics model, before its ``train``."""
         if self.recipe.is_scored:
             options = {name: getattr(self.recipe, name) for name in _BALANCE}
+            options["assignment"] = self.recipe.library_assignment
             scale_range = self.recipe.scale_range if self.recipe.is_balanced else (1.0, 1.0)
             self.balance = balance(model, scale_range=scale_range, **options)
         model.add_callback("on_pretrain_routine_end", self.on_pretrain_routine_end)

@@ -19,7 +19,7 @@ from torch.nn.functional import cosine_similarity
 from torch.optim import Optimizer
 
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.methods import find_method
+from tempbalance.lab.recipe import find_method
 
 Groups = list[dict[str, Any]]
 

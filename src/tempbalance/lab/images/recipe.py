@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from tempbalance.lab.methods import METHODS, find_method
 from tempbalance.lab.options import (
     BALANCING,
     DATASETS,
@@ -34,7 +33,7 @@ from tempbalance.lab.options import (
     check_dataset,
     pretty,
 )
-from tempbalance.lab.recipe import ACCURACY, BalancingRecipe
+from tempbalance.lab.recipe import ACCURACY, METHODS, BalancingRecipe, find_method
 from tempbalance.report.text import shown
 
 Model = Literal["resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "vgg19", "wrn16_8", "wrn28_6", "mlp"]
@@ -116,6 +115,11 @@ class ImageRecipe(BalancingRecipe):
         Field(description="Log gradient norms every this many steps, and spectra with log_eigenvalues."),
         LOGGING,
     ] = None
+    log_layers: Annotated[
+        Annotated[str, Rule("a name pattern", bool)] | None,
+        Field(description="Log gradient norms and spectra only of layers whose names match this pattern."),
+        LOGGING,
+    ] = None
 
     def resolved(self) -> Mapping[str, Any]:
         """Return the learning rate of the method, the first cycle of sgdr, and no stop at or after the last epoch."""
@@ -135,7 +139,7 @@ class ImageRecipe(BalancingRecipe):
     def name(self) -> str:
         """Short name for folders and tables."""
         dataset = Path(self.dataset).stem[:60]
-        return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}"
+        return f"{dataset}-{self.model}-{self.width:g}-{self.method}-{self.seed}{self.name_end}"
 
     @property
     def num_epochs(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,12 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmResta
 
 import tempbalance
 from tempbalance.lab.balancing import BalancedTraining, gradient_norm
-from tempbalance.lab.images.batches import batch_bounds, batches, normalize
-from tempbalance.lab.images.data import DATASETS, ImageData, load_data
+from tempbalance.lab.images.data import DATASETS, ImageData, batch_bounds, batches, load_data, normalize
 from tempbalance.lab.images.network import build_network, follow_by_name
 from tempbalance.lab.images.optimizers import build_optimizer
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.images.regularize import SpectralNormRegularizer
-from tempbalance.lab.methods import find_method
+from tempbalance.lab.recipe import find_method
 from tempbalance.runlog import Line
 
 Batch = tuple[Tensor, Tensor, int]  # a process' share of images and labels, and how many images all have
@@ -47,6 +47,8 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
             # where steps are counted, the scheduler itself never finds a scoring due
             interval=None if recipe.interval_steps is None else recipe.epochs + 1,
         )
+        if not any(self._is_logged(layer.name) for layer in tempbalance.find_layers(self.network)):
+            raise ValueError(f"log_layers must match the name of a layer, got {recipe.log_layers!r}")
         self.data = data.to(fabric.device)
         self.regularizer = (
             SpectralNormRegularizer(
@@ -73,17 +75,12 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
         """Return the training images, shuffled and augmented anew each epoch."""
         self.iteration = (number - 1) * self._steps_an_epoch
         self._reset()
-        data = self.data
         return batches(
-            data.train_images,
-            data.train_labels,
+            self.data,
             batch_size=self.recipe.batch_size,
             seed=self.recipe.seed,
             epoch=number - 1,
-            crop=data.crop,
-            flip=data.flip if self.recipe.flip is None else self.recipe.flip,
-            mean=data.mean,
-            std=data.std,
+            flip=self.recipe.flip,
             least=self._least,
             share=self._share,
         )
@@ -154,7 +151,7 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
         """Return a line for each layer: its weight's gradient norm before this step, and its spectrum if asked for."""
         found = []
         for layer in tempbalance.find_layers(self.network):
-            if layer.parameters[0].grad is None:
+            if layer.parameters[0].grad is None or not self._is_logged(layer.name):
                 continue
             line: Line = {"epoch": self.number, "step": self.iteration - 1, "layer": layer.name}
             line["gradient_norm"] = gradient_norm(layer.parameters[0])
@@ -162,6 +159,9 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
                 line["eigenvalues"] = tempbalance.spectrum(layer.weight()).tolist()
             found.append(line)
         return found
+
+    def _is_logged(self, layer: str) -> bool:
+        return self.recipe.log_layers is None or fnmatchcase(layer, self.recipe.log_layers)
 
     def after_step(self) -> None:
         """Balance, where that is counted in steps."""
@@ -179,7 +179,7 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
     def layer_extras(self, layer: str) -> Line:
         """Return a layer's gradient norm and spectrum, where the recipe asks for them."""
         found: Line = {}
-        if self.recipe.log_gradients or self.recipe.log_eigenvalues:
+        if (self.recipe.log_gradients or self.recipe.log_eigenvalues) and self._is_logged(layer):
             (chosen,) = [each for each in tempbalance.find_layers(self.network) if each.name == layer]
             if self.recipe.log_gradients and chosen.parameters[0].grad is not None:
                 found["gradient_norm"] = gradient_norm(chosen.parameters[0])

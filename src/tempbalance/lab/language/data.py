@@ -58,7 +58,9 @@ class TextData:
         return found.hexdigest()
 
 
-def load_text(name_or_path: str, *, tokens: str = "words", cache: Path | None = None) -> TextData:
+def load_text(
+    name_or_path: str, *, tokens: str = "words", vocabulary: int | None = None, cache: Path | None = None
+) -> TextData:
     """Load a known text, a text file or a folder of three.
 
     Args:
@@ -68,6 +70,7 @@ def load_text(name_or_path: str, *, tokens: str = "words", cache: Path | None = 
             same for ``valid`` and ``test``. Files called ``ptb.*.txt`` must be those of Penn Treebank.
         tokens: ``words``, to which signs belong, with ``<eos>`` at the end of every line that has any; or
             ``characters``. In Penn Treebank white space parts words.
+        vocabulary: Keep this many of the most frequent tokens, ``<unk>`` among them; ``None`` for all.
         cache: Where downloads are kept.
 
     Raises:
@@ -76,6 +79,15 @@ def load_text(name_or_path: str, *, tokens: str = "words", cache: Path | None = 
     """
     if tokens not in TOKENS:
         raise ValueError(unknown("tokens", tokens, TOKENS))
+    data = _load_all(name_or_path, tokens, cache)
+    if vocabulary is None or vocabulary >= len(data.vocabulary):
+        return data
+    parts = {part: getattr(data, part) * (getattr(data, part) < vocabulary) for part in PARTS}  # 0 is <unk>
+    return TextData(data.name, data.vocabulary[:vocabulary], **parts)
+
+
+def _load_all(name_or_path: str, tokens: str, cache: Path | None) -> TextData:
+    """Return a text with all its tokens."""
     path = Path(name_or_path).expanduser()
     split: Callable[[str], list[str]] = list if tokens == "characters" else words
     if name_or_path == "pydoc":

@@ -1,9 +1,10 @@
-"""Language models: the tensorized transformer as published and in our form, and a plain GPT of the same size.
+"""Language models: the tensorized transformer as published and in our form, a plain GPT of the same size, and a LLaMA.
 
-All read whole sequences of at most a fixed length, give logits of the next token at every position, add learned
-positions to embeddings, and use the embedding as the head (tied, as the published code of the tensorized transformer
-has it). Modules are registered in the order of the data, so that `tempbalance.find_layers` lets each normalisation
-follow the linear layer that feeds it; the first of the GPT, which an embedding feeds, trains at the base rate.
+All read whole sequences of at most a fixed length and give logits of the next token at every position. All but the
+LLaMA add learned positions to embeddings, and use the embedding as the head (tied, as in the published code of the
+tensorized transformer). Modules are registered in the order of the data, so that `tempbalance.find_layers` lets each
+normalisation follow the linear layer that feeds it; the first of the GPT, which an embedding feeds, trains at the base
+rate.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, relu, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, relu, scaled_dot_product_attention, silu
 
 from tempbalance.errors import unknown
 
@@ -300,11 +301,78 @@ class LanguageModel(nn.Module):
         return logits
 
 
+class LlamaBlock(nn.Module):
+    """Attention of several heads with rotary positions and a gated feed-forward part, each of what was normalised."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.head, width = size.head, size.width
+        self.attention_norm = nn.RMSNorm(width, eps=1e-6)
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.attention_output = nn.Linear(width, width, bias=False)
+        self.feed_forward_norm = nn.RMSNorm(width, eps=1e-6)
+        self.gate, self.up = (nn.Linear(width, size.inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(size.inner, width, bias=False)
+        angles = torch.outer(torch.arange(size.sequence), 10_000 ** -(torch.arange(0, size.head, 2) / size.head))
+        self.register_buffer("cos", angles.cos().repeat(1, 2), persistent=False)
+        self.register_buffer("sin", angles.sin().repeat(1, 2), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape ``(B, n, width)`` to the same."""
+        normed = self.attention_norm(x)
+        query, key, value = (
+            each(normed).unflatten(-1, (-1, self.head)).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
+        seen = scaled_dot_product_attention(self._rotated(query), self._rotated(key), value, is_causal=True)
+        x = x + self.attention_output(seen.transpose(1, 2).flatten(2))
+        normed = self.feed_forward_norm(x)
+        fed: Tensor = x + self.down(silu(self.gate(normed)) * self.up(normed))
+        return fed
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        length = x.shape[-2]
+        return x * self.cos[:length] + torch.cat([-second, first], dim=-1) * self.sin[:length]
+
+
+class Llama(nn.Module):
+    """A LLaMA: no biases, no dropout, and a head apart from the embedding.
+
+    Args:
+        num_tokens: Of the vocabulary.
+        size: Of the network; ``head`` divides ``width``.
+    """
+
+    def __init__(self, num_tokens: int, size: Size) -> None:
+        super().__init__()
+        self.size = size
+        self.tokens = nn.Embedding(num_tokens, size.width)
+        self.blocks = nn.Sequential(*(LlamaBlock(size) for _ in range(size.layers)))
+        self.norm = nn.RMSNorm(size.width, eps=1e-6)
+        self.head = nn.Linear(size.width, num_tokens, bias=False)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Shape ``(B, n)``, n at most the sequence, to ``(B, n, num_tokens)``.
+
+        Raises:
+            ValueError: If the sequences are longer.
+        """
+        _checked_length(tokens, self.size)
+        logits: Tensor = self.head(self.norm(self.blocks(self.tokens(tokens))))
+        return logits
+
+
 def build_language_model(name: str, *, num_tokens: int, size: Size, causal: bool = True) -> nn.Module:
     """Build a network with fresh weights.
 
     Args:
-        name: ``published``, ``tensorized`` or ``gpt``.
+        name: ``published``, ``tensorized``, ``gpt`` or ``llama``.
         num_tokens: Of the vocabulary.
         size: Of the network.
         causal: Whether positions see only themselves and earlier ones; without it a language model sees the answer. The
@@ -320,4 +388,6 @@ def build_language_model(name: str, *, num_tokens: int, size: Size, causal: bool
         return LanguageModel(num_tokens, size, block, nn.Identity())
     if name == "gpt":
         return LanguageModel(num_tokens, size, lambda: GPTBlock(size, causal=causal), nn.LayerNorm(size.width))
-    raise ValueError(unknown("model", name, ("published", "tensorized", "gpt")))
+    if name == "llama":
+        return Llama(num_tokens, size)
+    raise ValueError(unknown("model", name, ("published", "tensorized", "gpt", "llama")))

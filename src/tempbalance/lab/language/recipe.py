@@ -38,11 +38,15 @@ class LanguageRecipe(IterationsRecipe):
         Place, Field(description="Text: penn_treebank, pydoc, or the path of a file or of a folder with three.")
     ] = "penn_treebank"
     model: Annotated[
-        Literal["published", "tensorized", "gpt"],
+        Literal["published", "tensorized", "gpt", "llama"],
         Field(description="Network; published is the paper's, tensorized the same with split projections."),
     ] = "tensorized"
     method: Annotated[Literal["adam", "tb+adam"], Field(description="Optimizer, alone or balanced.")] = "tb+adam"
     tokens: Annotated[Literal["words", "characters"], Field(description="Unit of the text.")] = "words"
+    vocabulary: Annotated[
+        Annotated[int, Field(ge=2, le=10**9)] | None,
+        Field(description="Keep this many of the most frequent tokens; the others are unknown."),
+    ] = None
     causal: Annotated[
         bool, Field(description="Let positions see earlier ones only. The published network looks ahead.")
     ] = True
@@ -66,11 +70,15 @@ class LanguageRecipe(IterationsRecipe):
     evaluate_every: EvaluateEvery = 500
 
     def resolved(self) -> Mapping[str, Any]:
-        """Refuse a gpt that looks ahead, and the published network if it is not to."""
+        """Refuse a gpt or llama that looks ahead, the published network if it is not to, and a llama's uneven heads."""
         if self.model == "published" and self.causal:
             raise ValueError("causal must be false for published: its attention has no mask")
-        if self.model == "gpt" and not self.causal:
-            raise ValueError("causal must be true for gpt: only the tensorized transformer was published otherwise")
+        if self.model in ("gpt", "llama") and not self.causal:
+            raise ValueError(
+                f"causal must be true for {self.model}: only the tensorized transformer was published otherwise"
+            )
+        if self.model == "llama" and (self.width % self.head or self.head % 2):
+            raise ValueError(f"head must be even and divide width, which is {self.width}, for llama, got {self.head}")
         return {}
 
     @property
@@ -87,7 +95,15 @@ class LanguageRecipe(IterationsRecipe):
     def pace(self) -> tuple[Any, ...]:
         """Options that determine the time of an epoch."""
         size = (self.layers, self.width, self.head, self.inner, self.sequence, self.batch_size)
-        return self.dataset, self.tokens, self.model, *size, self.evaluate_every, self.is_balanced and self.interval
+        return (
+            self.dataset,
+            self.tokens,
+            self.vocabulary,
+            self.model,
+            *size,
+            self.evaluate_every,
+            self.is_balanced and self.interval,
+        )
 
     @property
     def data_text(self) -> str:
@@ -108,7 +124,7 @@ class LanguageRecipe(IterationsRecipe):
         """
         check_text(self.dataset)
         if self.dataset != "penn_treebank":  # which a run downloads
-            data = _load(self.dataset, self.tokens)
+            data = _load(self.dataset, self.tokens, self.vocabulary)
             count_steps(len(data.train), batch_size=self.batch_size, sequence=self.sequence, name=self.dataset)
 
     @property
@@ -119,9 +135,9 @@ class LanguageRecipe(IterationsRecipe):
 
     def own_digest(self) -> str | None:
         """Return the checksum of a text that can change."""
-        return _load(self.dataset, self.tokens).digest() if self.has_own_data else None
+        return _load(self.dataset, self.tokens, self.vocabulary).digest() if self.has_own_data else None
 
 
 @lru_cache(maxsize=4)
-def _load(dataset: str, tokens: str) -> TextData:
-    return load_text(dataset, tokens=tokens)
+def _load(dataset: str, tokens: str, vocabulary: int | None) -> TextData:
+    return load_text(dataset, tokens=tokens, vocabulary=vocabulary)

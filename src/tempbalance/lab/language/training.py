@@ -19,6 +19,7 @@ from tempbalance.lab.balancing import IterationsTraining
 from tempbalance.lab.language.data import TextData, count_steps, load_text
 from tempbalance.lab.language.network import Size, build_language_model
 from tempbalance.lab.language.recipe import LanguageRecipe
+from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.lab.runs import Epoch
 from tempbalance.runlog import Line
 
@@ -102,7 +103,7 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
             seed=recipe.seed,
             name=data.name,
         )
-        with _seeded(recipe, 0, device):
+        with seeded(recipe, 0, device):
             network = bare_network(recipe, num_tokens=len(data.vocabulary))
         options: dict[str, Any] = {"lr": recipe.lr, "betas": recipe.betas, "eps": recipe.eps}
         super().__init__(recipe, network, lambda groups: torch.optim.Adam(groups, **options), fabric)
@@ -113,7 +114,7 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
         Raises:
             TrainingError: If the loss, a weight or a perplexity is not finite.
         """
-        with _seeded(self.recipe, number, self.fabric.device):
+        with seeded(self.recipe, number, self.fabric.device):
             return super().epoch(number)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
@@ -158,7 +159,7 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
 
 
 @contextmanager
-def _seeded(recipe: LanguageRecipe, epoch: int, device: torch.device) -> Iterator[None]:
+def seeded(recipe: BaseRecipe, epoch: int, device: torch.device) -> Iterator[None]:
     """Draw weights and dropout from the seed and an epoch, and nobody else's numbers."""
     state = np.random.SeedSequence((recipe.seed, epoch)).generate_state(1, np.uint64)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -174,7 +175,7 @@ def bare_network(recipe: LanguageRecipe, num_tokens: int = 10_000) -> nn.Module:
 
 def load(recipe: LanguageRecipe, cache: Path | None) -> TextData:
     """Return a recipe's text."""
-    return load_text(recipe.dataset, tokens=recipe.tokens, cache=cache)
+    return load_text(recipe.dataset, tokens=recipe.tokens, vocabulary=recipe.vocabulary, cache=cache)
 
 
 build = LanguageTraining

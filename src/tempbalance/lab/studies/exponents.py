@@ -390,7 +390,7 @@ STUDIES = (
         title="Do large updates of rank one disturb the spectrum?",
         figures=("rank-1",),
         varies="the spectrum of one layer every 30 iterations of 10 epochs",
-        points=lambda preset: logged_points(preset, stated("gradient_epochs"), log_eigenvalues=True),
+        points=lambda preset: logged_points(preset, stated("gradient_epochs"), log_eigenvalues=True, log_layers=_LAYER),
         present=_present_rank_one,
         num_seeds={"laptop": 5},
         claims=_RANK_ONE_CLAIMS,

@@ -1,0 +1,1 @@
+"""Fine-tuning of a pretrained encoder on few labelled sentences: recipe and training."""

@@ -1,0 +1,208 @@
+"""Fine-tune a pretrained BERT on few sentences; frozen blocks run once."""
+
+from __future__ import annotations
+
+import csv
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tempbalance.lab.balancing import IterationsTraining
+from tempbalance.lab.encoder.recipe import FILES, EncoderRecipe, checksum
+from tempbalance.lab.language.training import seeded
+from tempbalance.lab.runs import Epoch
+from tempbalance.runlog import Line
+
+_AT_ONCE = 50  # sentences of an evaluation
+
+
+@dataclass(frozen=True, eq=False)
+class Sentences:
+    """Sentences as tokens.
+
+    Attributes:
+        tokens: Shape ``(N, n)``.
+        mask: Whether a token is one, not padding; shape ``(N, n)``.
+        labels: Shape ``(N,)``.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    labels: Tensor
+
+    def __getitem__(self, places: Any) -> Sentences:
+        """Return some of them."""
+        return Sentences(self.tokens[places], self.mask[places], self.labels[places])
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderData:
+    """A pretrained encoder and the sentences of a folder.
+
+    Attributes:
+        bert: Of `transformers`.
+        train: To draw from.
+        test: In their order.
+        checksum: Of the files.
+    """
+
+    bert: nn.Module
+    train: Sentences
+    test: Sentences
+    checksum: str
+
+    def digest(self) -> str:
+        """Return the checksum of the files."""
+        return self.checksum
+
+
+class Classifier(nn.Module):
+    """Blocks of a BERT and a linear layer on the mean of its states.
+
+    Args:
+        bert: Whose last blocks are trained.
+        blocks: How many; ``None`` for all, and the embeddings.
+    """
+
+    def __init__(self, bert: Any, blocks: int | None) -> None:
+        super().__init__()
+        self.embeddings = deepcopy(bert.embeddings) if blocks is None else nn.Identity()
+        self.blocks = nn.ModuleList(deepcopy(block) for block in bert.encoder.layer[-(blocks or 0) :])
+        self.head = nn.Linear(bert.config.hidden_size, 2)
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """States of the frozen part, or tokens where nothing is frozen, to logits of shape ``(B, 2)``."""
+        x = self.embeddings(states)
+        for block in self.blocks:
+            x = block(x, mask[:, None, None])
+        weights = mask.unsqueeze(-1).to(x)
+        logits: Tensor = self.head((x * weights).sum(1) / weights.sum(1))
+        return logits
+
+
+class EncoderTraining(IterationsTraining[EncoderRecipe]):
+    """An encoder in training.
+
+    Args:
+        recipe: What to train.
+        data: On what.
+        fabric: Gives the device.
+    """
+
+    def __init__(self, recipe: EncoderRecipe, data: EncoderData, fabric: Fabric) -> None:
+        with seeded(recipe, 0, fabric.device):
+            network: nn.Module = Classifier(data.bert, recipe.blocks)
+            chosen = torch.cat([_drawn(data.train.labels == label, recipe, label) for label in (0, 1)])
+            self.order = torch.randperm(recipe.iterations * recipe.batch_size) % len(chosen)
+            if recipe.model == "bert_lora":
+                network = _adapted(network, recipe)
+        self.train_states = _states(data, recipe.blocks, data.train[chosen], fabric.device)
+        self.test_states = _test_states(data, recipe.blocks, recipe.test_limit, fabric.device)
+        options: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+        super().__init__(recipe, network, lambda groups: torch.optim.AdamW(groups, **options), fabric)
+
+    def epoch(self, number: int) -> Epoch:
+        """Train the iterations of an epoch, then evaluate; dropout follows from the seed and the epoch."""
+        with seeded(self.recipe, number, self.fabric.device):
+            return super().epoch(number)
+
+    def loss(self, batch: int) -> Tensor:
+        """Return the cross entropy of an iteration."""
+        size = self.recipe.batch_size
+        part = self.train_states[self.order[batch * size : (batch + 1) * size]]
+        return cross_entropy(self.model(part.tokens, part.mask), part.labels)
+
+    def evaluate(self) -> Line:
+        """Return the accuracy on the test sentences, in percent."""
+        number, right = len(self.test_states.labels), 0
+        for begin in range(0, number, _AT_ONCE):
+            part = self.test_states[begin : begin + _AT_ONCE]
+            right += int((self.model(part.tokens, part.mask).argmax(1) == part.labels).sum())
+        return {"test_accuracy": 100 * right / number}
+
+
+def _drawn(is_wanted: Tensor, recipe: EncoderRecipe, label: int) -> Tensor:
+    """Return the places of the sentences of a label to train on."""
+    places = is_wanted.nonzero().flatten()
+    number = (recipe.limit + 1 - label) // 2
+    if number > len(places):
+        raise ValueError(
+            f"limit must be at most twice the {len(places)} sentences of label {label}, got {recipe.limit}"
+        )
+    return places[torch.randperm(len(places))[:number]]
+
+
+@torch.no_grad()
+def _states(data: EncoderData, blocks: int | None, part: Sentences, device: torch.device) -> Sentences:
+    """Return the sentences with the states after the frozen blocks in place of tokens."""
+    bert: Any = data.bert
+    found = part.tokens
+    if blocks is not None:
+        states = []
+        for tokens, mask in zip(torch.split(part.tokens, _AT_ONCE), torch.split(part.mask, _AT_ONCE), strict=True):
+            x = bert.embeddings(tokens)
+            for block in bert.encoder.layer[:-blocks]:
+                x = block(x, mask[:, None, None])
+            states.append(x)
+        found = torch.cat(states)
+    return Sentences(found.to(device), part.mask.to(device), part.labels.to(device))
+
+
+@lru_cache(maxsize=1)  # for the next run of the same process
+def _test_states(data: EncoderData, blocks: int | None, limit: int | None, device: torch.device) -> Sentences:
+    return _states(data, blocks, data.test[:limit], device)
+
+
+def _adapted(network: nn.Module, recipe: EncoderRecipe) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    options: dict[str, Any] = {"r": recipe.rank, "lora_alpha": 2 * recipe.rank, "target_modules": ["query", "value"]}
+    found: nn.Module = get_peft_model(network, LoraConfig(**options, modules_to_save=["head"]))
+    return found
+
+
+def bare_network(recipe: EncoderRecipe) -> nn.Module:
+    """Return a recipe's network without pretrained weights, as BERT's defaults have it where there is no folder."""
+    from transformers import BertConfig, BertModel
+
+    path = Path(recipe.dataset).expanduser() / "config.json"
+    config = BertConfig.from_json_file(path) if path.is_file() else BertConfig()
+    return Classifier(BertModel(config, add_pooling_layer=False), recipe.blocks)
+
+
+def load(recipe: EncoderRecipe, cache: Path | None) -> EncoderData:
+    """Return the encoder and the sentences in a recipe's folder."""
+    recipe.check_data()
+    return _load(Path(recipe.dataset).expanduser(), recipe.sequence)
+
+
+@lru_cache(maxsize=2)
+def _load(folder: Path, sequence: int) -> EncoderData:
+    import transformers
+
+    api: Any = transformers
+    api.utils.logging.disable_progress_bar()
+    api.utils.logging.set_verbosity_error()
+    bert = api.BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    tokenizer = api.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]")
+    parts = []
+    for name in FILES[:2]:
+        with (folder / name).open(encoding="utf-8", newline="") as file:
+            lines = [row for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][1:]
+        try:
+            labels, texts = torch.tensor([("0", "1").index(row[0]) for row in lines]), [row[1] for row in lines]
+        except (ValueError, IndexError) as err:
+            raise ValueError(f"{folder / name}: each line must be a label 0 or 1, a tab and a sentence") from err
+        read = tokenizer(texts, padding="max_length", truncation=True, max_length=sequence, return_tensors="pt")
+        parts.append(Sentences(read["input_ids"], read["attention_mask"].bool(), labels))
+    return EncoderData(bert, parts[0], parts[1], checksum(folder))
+
+
+build = EncoderTraining
