@@ -163,6 +163,17 @@ def test_methods_are_compared_in_one_process_and_another_comparison_in_the_folde
     assert_carries(other.stderr, "epochs", "2", "3", "--out")
 
 
+def test_controls_are_compared_with_one_flag_in_folders_of_their_own(in_process, tmp_path):
+    result = invoke("compare", *TINY, "--seeds", "2", "--out", "all", "--device", "cpu", "--controls")
+    assert result.exit_code == 0, result.stderr
+    ends = ("cal-{}", "tb-{}", "tb-{}-shuffled", "tb-{}-mean")
+    names = {f"digits-mlp-0.25-{end.format(seed)}" for end in ends for seed in (43, 37)}
+    assert {path.name for path in (tmp_path / "all").iterdir()} == names | {"comparison.json", "report.html"}
+    text = " ".join(result.stdout.split())
+    assert_carries(text, "tb, shuffled", "tb, mean", "TB against CAL", "its scales shuffled", "their mean")
+    assert "shuffled" in (tmp_path / "all" / "report.html").read_text()
+
+
 def test_a_warning_of_a_run_in_a_sweep_reaches_the_terminal_once(in_process, tmp_path):
     arguments = ("compare", *TINY, "--methods", "tb", "--seeds", "1", "--out", "all", "--min-eigenvalues", "900")
     result = invoke(*arguments, "--device", "cpu")

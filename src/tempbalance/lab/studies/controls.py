@@ -102,32 +102,29 @@ def _operator_points(preset: Preset) -> list[Point]:
     ]
 
 
-_FEW: dict[str, tuple[tuple[int, ...], Sequence[float], dict[str, Any]]] = {
-    "paper": ((8, 32, 128), (5e-5, 1e-4, 2e-4, 4e-4, 8e-4), {"iterations": 100}),
+_FEW: dict[str, tuple[dict[int, dict[str, Any]], Sequence[float], dict[str, Any]]] = {  # sizes by number of sentences
+    "paper": ({limit: {"iterations": 100} for limit in (8, 32, 128)}, (5e-5, 1e-4, 2e-4, 4e-4, 8e-4), {}),
     "laptop": (
-        (8, 32), (4e-4, 1.6e-3),
-        {"iterations": 12, "batch_size": 8, "sequence": 20, "blocks": 1, "test_limit": 100, "interval": 4},
+        {8: {"iterations": 12, "test_limit": 100}, 32: {"iterations": 24, "test_limit": 200}}, (4e-4, 1.6e-3),
+        {"batch_size": 8, "sequence": 20, "blocks": 1, "interval": 4},
     ),
     "smoke": (
-        (4,), (1e-4, 4e-4),
-        {
-            "iterations": 2, "batch_size": 2, "sequence": 8, "blocks": 1, "test_limit": 4, "interval": 1,
-            "min_eigenvalues": 8,
-        },
+        {4: {"iterations": 2, "test_limit": 4}}, (1e-4, 4e-4),
+        {"batch_size": 2, "sequence": 8, "blocks": 1, "interval": 1, "min_eigenvalues": 8},
     ),
 }  # fmt: skip
 
 
 def _few_label_points(preset: Preset) -> list[Point]:
     """Return fine-tuning of all weights and, but on a laptop, of adapters, by the number of sentences."""
-    examples, rates, size = _FEW[preset.name]
+    sizes, rates, common = _FEW[preset.name]
     return [
         point
         for model in ("bert", *(() if preset.name == "laptop" else ("bert_lora",)))
-        for limit in examples
+        for limit, size in sizes.items()
         for point in _compared(
             {"dataset": preset.dataset or "few_labels", "model": model, "sentences": limit},
-            {"kind": "encoder", **size, "limit": limit, "evaluate_every": size["iterations"]},
+            {"kind": "encoder", **common, **size, "limit": limit, "evaluate_every": size["iterations"]},
             "adamw",
             "tb+adamw",
             [rate * (10 if model == "bert_lora" else 1) for rate in rates],
