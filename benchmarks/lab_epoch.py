@@ -12,8 +12,7 @@ from lightning.fabric import Fabric
 from torch.nn.functional import cross_entropy
 
 from tempbalance import param_groups
-from tempbalance.lab.images.batches import batches
-from tempbalance.lab.images.data import ImageData
+from tempbalance.lab.images.data import ImageData, batches
 from tempbalance.lab.images.network import build_network
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.images.training import ImageTraining
@@ -31,9 +30,7 @@ def make_data() -> ImageData:
 
 
 def pipeline(data: ImageData):
-    images, labels = data.train_images, data.train_labels
-    options = {"crop": data.crop, "flip": data.flip, "mean": data.mean, "std": data.std}
-    return batches(images, labels, batch_size=BATCH, seed=0, epoch=0, **options)
+    return batches(data, batch_size=BATCH, seed=0, epoch=0)
 
 
 def bare_steps(data: ImageData) -> Times:

@@ -26,8 +26,7 @@ from torch.nn import init
 from torch.nn.functional import cross_entropy
 
 import tempbalance
-from tempbalance.lab.images.batches import augment
-from tempbalance.lab.images.data import load_data
+from tempbalance.lab.images.data import augment, load_data
 from tempbalance.lab.images.network import build_network
 from tempbalance.lab.language.data import load_text
 from tempbalance.lab.language.network import Size, build_language_model

@@ -36,6 +36,18 @@ def test_relative_links_lead_to_files():
     assert [f"{page_name(page)}: {target}" for page, target in relative if not (page.parent / target).exists()] == []
 
 
+def test_the_security_policy_names_a_test_for_every_defect():
+    tests = " ".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    defined = re.findall(r"^def (test_\w+)", tests, re.MULTILINE)
+    text = (ROOT / "SECURITY.md").read_text().partition("| defect | test |")[2]
+    rows = re.findall(r"^\| (\d+) [^|]*\|([^|]*)\|$", text, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 21))
+    for number, cell in rows:
+        names = [name for name in re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b", cell) if not name.startswith("test_")]
+        assert names, number
+        assert [name for name in names if not any(name in each for each in defined)] == []
+
+
 def test_every_table_has_rows():
     for page in PAGES:
         for head, row in pairwise(page.read_text().splitlines()):

@@ -97,22 +97,18 @@ class RunFolder:
         return self._log("steps.jsonl")
 
     def _log(self, name: str) -> list[Line]:
-        """Return the lines of a log; refuse a log that was changed after the run was complete."""
+        """Return the lines of a log; refuse a log that was changed or removed after the run was complete."""
         path = self.path / name
-        if not path.exists():
-            return []
-        content = _read_bytes(path)
+        content = _read_bytes(path) if path.exists() else b""
         signature = (_read_json(self.path / "result.json") or {}).get(_SIGNATURE)
         if isinstance(signature, dict) and signature.get(name, _digest(content)) != _digest(content):
-            raise RunFolderError(f"{path}: was changed after the run was complete")
+            raise RunFolderError(f"{path}: was changed or removed after the run was complete")
         return _lines(content, path)
 
     def check_logs(self) -> None:
-        """Refuse a complete run one of whose logs was changed, emptied or removed; reads all of them."""
-        signature = (_read_json(self.path / "result.json") or {}).get(_SIGNATURE, {})
-        for name, (_, digest) in self.marks().items():
-            if signature.get(name, digest) != digest:
-                raise RunFolderError(f"{self.path / name}: was changed or removed after the run was complete")
+        """Read all logs, which raises for one that was changed or removed after the run was complete."""
+        for name in LOGS:
+            self._log(name)
 
     def write_recipe(self, recipe: Line) -> None:
         """Start the run."""

@@ -282,6 +282,25 @@ def test_a_weight_whose_parts_do_not_fit_is_skipped_with_that_reason_and_the_oth
     assert_carries(table.skipped["a.weight"], "does not fit", "64 x 32")
 
 
+UNLIKE = {
+    "mask": {"weight_orig": ((64, 32), torch.float32), "weight_mask": ((64, 32), torch.complex64)},
+    "weight norm": {"weight_v": ((64, 32), torch.float32), "weight_g": ((64, 1), torch.int64)},
+    "spectral norm": {
+        "weight_orig": ((64, 32), torch.float32),
+        "weight_u": ((64,), torch.float64),
+        "weight_v": ((32,), torch.float32),
+    },
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_parts_of_a_weight_with_other_dtypes_are_not_combined(name):
+    tensors = {f"a.{part}": torch.ones(shape, dtype=dtype) for part, (shape, dtype) in UNLIKE[name].items()}
+    table = diagnose({**tensors, "b.weight": torch.randn(64, 64)})
+    assert [row.name for row in table.scored] == ["b"]
+    assert_carries(table.skipped["a.weight"], "does not fit 64 x 32 float32")
+
+
 def test_a_weight_whose_part_cannot_be_read_is_skipped_and_the_others_are_scored(tmp_path):
     mask = torch.ones(64, 64).to_sparse()
     torch.save({"a.weight_orig": torch.randn(64, 64), "a.weight_mask": mask, "b.weight": torch.randn(64, 64)},

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -564,3 +565,38 @@ def test_nested_weights_and_their_average_are_two_mappings(tmp_path):
         found = {tensor.name: tensor.load() for tensor in read_checkpoint(tmp_path / "model.pt", key=key).tensors}
         assert set(found) == {"a.kernel", "b.kernel"}
         assert torch.equal(found["b.kernel"], wanted["b"]["kernel"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_torch_quantised_are_one_mapping(tmp_path):
+    model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 4)), dtype=torch.qint8)
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+    checkpoint = read_checkpoint(tmp_path / "a.pt")
+    assert {"0.weight", "0.bias"} <= {tensor.name for tensor in checkpoint.tensors}
+    assert checkpoint.others == ()
+
+
+def test_an_archive_of_zeros_that_unfolds_a_thousandfold_to_a_few_megabytes_is_read(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", weight=np.zeros((1000, 1000), np.float32))
+    assert (tmp_path / "a.npz").stat().st_size < 40_000
+    (tensor,) = read_checkpoint(tmp_path / "a.npz").tensors
+    assert torch.equal(tensor.load(), torch.zeros(1000, 1000))
+
+
+class WithKeywords:
+    """Pickles with keyword arguments from protocol 2 on."""
+
+    def __new__(cls, *, rate: float = 0.1):
+        return super().__new__(cls)
+
+    def __getnewargs_ex__(self):
+        return (), {"rate": 0.2}
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_sets_bytes_and_objects_with_keywords_beside_weights_are_read_past(protocol, tmp_path):
+    others = [{(1, 2), 3}, frozenset({"a", (4, 5)}), bytearray(b"abc"), b"abc", WithKeywords(), {1: {"a": 2}, None: 3}]
+    others = others if protocol > 1 else [each for each in others if not isinstance(each, WithKeywords)]
+    state = {name: value.numpy() for name, value in weights().items()}
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"others": others, "state": state}, protocol))
+    assert_holds(read_checkpoint(tmp_path / "a.pkl"), weights())

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.paper import find_rows, paper_statements, paper_tables, read_statements, read_table
-from tempbalance.lab.recipe import SEEDS
+from tempbalance.lab.images.recipe import MODELS, ImageRecipe
+from tempbalance.lab.options import DATASETS
+from tempbalance.lab.paper import BETTER, find_rows, paper_statements, paper_tables
+from tempbalance.lab.recipe import SEEDS, find_method
 from tests.cases import raises
 
 ROWS = Path(__file__).parent / "paper_rows"
@@ -331,84 +332,23 @@ def test_every_file_goes_with_the_package():
     assert inside == {f"{name}.yaml" for name in (*paper_tables(), "text")}
 
 
-GOOD = {
-    "title": "t", "figure": "f", "section": "s", "metric": "accuracy", "seeds": [1, 2], "settings": {"epochs": 3},
-    "rows": [
-        {"index": 0, "dataset": "cifar10", "model": "vgg16", "method": "snr", "tried": {"lr": [0.1], "snr": [0.1, 0.2]},
-         "results": [{"snr": 0.2, "mean": 90.0, "std": 0.1}]},
-    ],
-}  # fmt: skip
+def test_what_a_result_was_chosen_from_was_tried_once_and_names_are_known():
+    for table in paper_tables().values():
+        assert table.metric in BETTER
+        for row in table.rows:
+            find_method(row.method)
+            assert row.dataset in (*DATASETS, "voc2007", "penn_treebank"), row.id
+            assert row.model in (*MODELS, "yolov8n", "tensorized_transformer"), row.id
+            assert all(len({*values}) == len(values) for values in row.tried.values()), row.id
+            for result in row.results:
+                assert result.chosen.items() <= {(n, v) for n, each in row.tried.items() for v in each}, row.id
+                assert min(getattr(result, name) or 1.0 for name in ("mean", "std", "seconds", "seconds_std")) > 0
 
 
-def write(path, change):
-    """A table of one row with one thing changed: at the top, in its row, or in its result."""
-    row = GOOD["rows"][0]
-    content = {
-        "top": lambda: {**GOOD, **change[1]},
-        "row": lambda: {**GOOD, "rows": [{**row, **change[1]}]},
-        "result": lambda: {**GOOD, "rows": [{**row, "results": [{**row["results"][0], **change[1]}]}]},
-    }[change[0]]()
-    path.write_text(yaml.safe_dump(content))
-    return path
-
-
-def test_a_table_in_order_is_read(tmp_path):
-    table = read_table(write(tmp_path / "t.yaml", ("top", {})))
-    (row,) = table.rows
-    assert (row.id, row.num_runs, row.best.options) == ("t/0", 4, {"epochs": 3, "lr": 0.1, "snr": 0.2})
-
-
-@pytest.mark.parametrize(
-    ("change", "carried"),
-    [
-        (("top", {"metric": "acuracy"}), ["metric", "'acuracy'", "'accuracy'"]),
-        (("top", {"colour": 1}), ["'colour'"]),
-        (("top", {"title": 3}), ["title", 3]),
-        (("top", {"seeds": [1.5]}), ["seeds", [1.5]]),
-        (("top", {"settings": {"epoch": 1}}), ["'epoch'"]),
-        (("top", {"rows": {}}), ["rows", {}]),
-        (("top", {"rows": [3]}), ["row 0", 3]),
-        (("row", {"dataset": "cifar"}), ["row 0", "dataset", "'cifar'", "'cifar10'"]),
-        (("row", {"model": "vgg"}), ["row 0", "model", "'vgg'", "'vgg16'"]),
-        (("row", {"method": "snrr"}), ["row 0", "method", "'snrr'"]),
-        (("row", {"index": "a"}), ["row 0", "index", "'a'"]),
-        (("row", {"tried": {"lr": 0.1}}), ["row 0", "lr", 0.1]),
-        (("row", {"tried": {"lr": [-0.1]}}), ["row 0", "lr", -0.1]),
-        (("row", {"tried": {"lr": [0.1, 0.1]}}), ["row 0", "lr", [0.1, 0.1]]),
-        (("row", {"results": []}), ["row 0", "results", []]),
-        (("result", {"snr": 0.3}), ["row 0", "snr", (0.1, 0.2), 0.3]),
-        (("result", {"mean": "x"}), ["row 0", "mean", "'x'"]),
-        (("result", {"mean": float("nan")}), ["row 0", "mean", "nan"]),
-        (("result", {"std": -1.0}), ["row 0", "std", -1.0]),
-        (("result", {"width": 1.0}), ["row 0", "width", (), 1.0]),
-    ],
-)
-def test_a_table_that_is_not_in_order_is_refused(tmp_path, change, carried):
-    with raises(ValueError, "t.yaml", *carried):
-        read_table(write(tmp_path / "t.yaml", change))
-
-
-@pytest.mark.parametrize("key", ["title", "metric", "rows"])
-def test_a_table_that_lacks_something_is_refused(tmp_path, key):
-    (tmp_path / "t.yaml").write_text(yaml.safe_dump({name: each for name, each in GOOD.items() if name != key}))
-    with raises(ValueError, "t.yaml", key):
-        read_table(tmp_path / "t.yaml")
-
-
-@pytest.mark.parametrize(
-    ("text", "carried"),
-    [
-        ("S: 3", ["'S'", 3]),
-        ("S: {a: 3}", ["'a'", 3]),
-        ("S: {a: {value: 1}}", ["'a'", "says"]),
-        ("S: {a: {says: b, claims: c}}", ["'a'", "says", "claims"]),
-        ("S: {a: {says: b, untested: c}}", ["'a'", "untested"]),
-        ("S: {a: {says: b, valeu: 1}}", ["'a'", "'valeu'", "'value'"]),
-        ("S: {a: {says: b, value: [c]}}", ["'a'", "value", "'c'"]),
-        ("S: {a: {says: b}}\nT: {a: {says: b}}", ["'a'"]),
-    ],
-)
-def test_a_statement_that_is_not_in_order_is_refused(tmp_path, text, carried):
-    (tmp_path / "t.yaml").write_text(text)
-    with raises(ValueError, "t.yaml", *carried):
-        read_statements(tmp_path / "t.yaml")
+def test_a_statement_is_made_once_and_says_or_claims():
+    content = yaml.safe_load((files("tempbalance.lab.paper") / "text.yaml").read_text(encoding="utf-8"))
+    statements = [each for section in content.values() for each in section.items()]
+    assert len(paper_statements()) == len(statements)
+    for name, fields in statements:
+        assert ("says" in fields) != ("claims" in fields), name
+        assert "untested" not in fields or "claims" in fields, name

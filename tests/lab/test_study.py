@@ -266,7 +266,7 @@ def test_the_papers_own_runs_can_be_chosen():
     assert adam == {"cal", "tb", "adam", "lamb"}
     language = find_study("language").choose(PAPER, {}, only_paper=True)
     assert {point.options["causal"] for point in language} == {False}
-    assert (count(only_paper=True), count(only_paper=False)) == (2000, 7775)
+    assert (count(only_paper=True), count(only_paper=False)) == (2000, 7825)
 
 
 def test_a_part_of_a_study_can_be_chosen():

@@ -30,7 +30,7 @@ from tempbalance.checkpoint.tensors import (
 from tempbalance.errors import CheckpointError, WeightError, quoted
 
 _CONFIGS = ("config.json", "quantize_config.json")
-_PART = "part of a weight, scored with it"
+PART = "part of a weight, scored with it"
 _MOST_STATE_BYTES = 1 << 16
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each column among the eight in an integer
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -170,7 +170,7 @@ def _scaled(held: StoredTensor, config: Config, scale: StoredTensor, zero: Part)
 
 def _masked(held: StoredTensor, _: Config, mask: StoredTensor) -> Made:
     """Compute a pruned weight."""
-    _check_fit(mask.shape == held.shape, held, mask)
+    _check_fit(mask.shape == held.shape and not mask.dtype.is_complex, held, mask)
     return held.shape, lambda: held.load() * mask.load().to(held.dtype)
 
 
@@ -179,7 +179,7 @@ def _normed(held: StoredTensor, _: Config, size: StoredTensor) -> Made:
     is_along = len(size.shape) == len(held.shape) and all(
         length in (1, side) for length, side in zip(size.shape, held.shape, strict=True)
     )
-    _check_fit(is_along or size.shape == (), held, size)
+    _check_fit((is_along or size.shape == ()) and size.dtype.is_floating_point, held, size)
     dims = [dim for dim, length in enumerate(size.shape) if length == 1] or None
 
     def load() -> Tensor:
@@ -193,7 +193,7 @@ def _spectrally_normed(held: StoredTensor, _: Config, left: StoredTensor, right:
     """Compute a weight of spectral norm: W = weight / (u' weight v); its outputs may be the second dimension."""
     count = math.prod(held.shape)
     fits = [(left.shape, right.shape) == ((side,), (count // max(side, 1),)) for side in held.shape[:2]]
-    _check_fit(any(fits), held, left, right)
+    _check_fit(any(fits) and left.dtype == right.dtype == held.dtype, held, left, right)
 
     def load() -> Tensor:
         weight = held.load()
@@ -204,10 +204,12 @@ def _spectrally_normed(held: StoredTensor, _: Config, left: StoredTensor, right:
 
 
 def _check_fit(fits: bool, held: StoredTensor, *parts: StoredTensor) -> None:
-    """Refuse parts of a weight that torch would broadcast."""
+    """Refuse parts of a weight that torch would broadcast or convert."""
     if not fits:
-        shapes = [" x ".join(map(str, each.shape)) for each in (*parts, held)]
-        refuse(f"{quoted(parts[0].name)} ({' and '.join(shapes[:-1])}) does not fit {shapes[-1]}")
+        kinds = [
+            f"{' x '.join(map(str, each.shape))} {str(each.dtype).removeprefix('torch.')}" for each in (*parts, held)
+        ]
+        refuse(f"{quoted(parts[0].name)} ({' and '.join(kinds[:-1])}) does not fit {kinds[-1]}")
 
 
 class _Rule(NamedTuple):
@@ -259,7 +261,7 @@ def derive_weights(tensors: Sequence[StoredTensor], folder: Path | None) -> list
             names.add(name)
             parts.update(others)
     return [
-        made[name] if name in made else replace(tensor, problem=_PART) if name in parts else tensor
+        made[name] if name in made else replace(tensor, problem=PART) if name in parts else tensor
         for name, tensor in by_name.items()
     ]
 

@@ -53,7 +53,9 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }  # fmt: skip
-_MOST_UNFOLDED, _STEP_BYTES = 100, 1 << 20
+# of an archive: how many times its size it may unfold to, or how many bytes in any case
+_MOST_UNFOLDED, _SMALL_UNFOLDED = 100, 16 << 20
+_STEP_BYTES = 1 << 20
 _MOST_NPY_HEADER, _MOST_ARRAYS = 10_000, 10_000
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a member: the lengths of its name and of what follows the name
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, OverflowError,
@@ -172,7 +174,8 @@ def _members(file: Section) -> tuple[zipfile.ZipFile, dict[str, Storage]]:
     for info, after in zip_longest(infos, infos[1:]):
         if flaw := _flaw(info, after, file.num_bytes):
             raise CheckpointError(f"the archive {flaw}")
-    if (unfolded := sum(info.file_size for info in infos)) > _MOST_UNFOLDED * file.num_bytes:
+    unfolded = sum(info.file_size for info in infos)
+    if unfolded > max(_SMALL_UNFOLDED, _MOST_UNFOLDED * file.num_bytes):
         size = f"{file.num_bytes:,} bytes"
         raise CheckpointError(f"the archive of {size} unfolds to {unfolded:,}, more than a hundredfold")
     verified: set[str] = set()

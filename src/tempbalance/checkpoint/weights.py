@@ -71,7 +71,8 @@ def find_weights(top: object) -> list[Weights]:
             is_optimizer = bool(path and names <= _SLOTS) or any(_OPTIMIZER.search(part) for part in path)
             found.append(Weights(tensors, path, is_optimizer, max(0, len(items) - len(tensors))))
         if len(path) < _MOST_NESTED:
-            queue += [((*path, key), each) for key, each in items.items() if len(key) <= _MOST_KEY and _holds(each)]
+            short = [(key, each) for key, each in items.items() if len(key) <= _MOST_KEY and not key.endswith(_PACKED)]
+            queue += [((*path, key), each) for key, each in short if _holds(each)]
     if not found:
         raise CheckpointError(f"has no tensors by name; it holds {_summary(top)}")
     return _join_tree(_merge_optimizers(found))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, get_args
 
 import typer
@@ -21,6 +22,7 @@ from rich.text import Text
 from tempbalance.diagnosis.against import movements, to_dict
 from tempbalance.diagnosis.diagnose import Diagnosis, TensorNote, diagnose, list_tensors
 from tempbalance.diagnosis.text import (
+    WIDTH,
     Format,
     aligned,
     as_csv,
@@ -226,7 +228,7 @@ def _summary(diagnosis: Diagnosis) -> list[str]:
     if len(reasons) > _MOST_REASONS or diagnosis.others:
         num_others = sum(map(len, list(reasons.values())[_MOST_REASONS:])) + len(diagnosis.others)
         lines.append(f"skipped: {num_others} other tensors (biases, normalisation, ...), --list shows them")
-    return lines
+    return [part for line in lines for part in wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)]
 
 
 def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tempbalance.checkpoint import StoredTensor, read_checkpoint
+from tempbalance.checkpoint.derived import PART
 from tempbalance.checkpoint.layers import Inferred, infer_layers
 from tempbalance.diagnosis.measure import Measuring
 from tempbalance.diagnosis.text import layer_text
@@ -75,7 +76,8 @@ class Diagnosis(LayerTable):
 
     def why_none_is_scored(self) -> str:
         """Return the most frequent reasons: of layers, or of the other tensors if there are no layers."""
-        reasons = Counter(row.reason for row in self.diagnoses) or Counter(self.others.values())
+        reasons = Counter(row.reason for row in self.diagnoses)
+        reasons = reasons or Counter(reason for reason in self.others.values() if reason != PART)
         listed = "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))
         lower = ", --min-eigenvalues lowers the limit" if "min_eigenvalues" in listed else ""
         return f"no layer is scored: {listed or 'it has no tensors'}; --list shows each tensor{lower}"

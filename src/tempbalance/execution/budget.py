@@ -34,7 +34,7 @@ clock = time.perf_counter
 
 @dataclass(frozen=True)
 class Spending:
-    """The time that scoring took under a budget, and the age of the scores.
+    """Time that scoring took under a budget, and age of the scores.
 
     Attributes:
         seconds: Time spent on scoring, the first scoring included.
@@ -55,7 +55,7 @@ class Spending:
 
     @property
     def oldest(self) -> int:
-        """The largest age."""
+        """Largest age."""
         return max(self.ages.values(), default=0)
 
 

@@ -168,7 +168,7 @@ class SharedScoring:
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers that are solved, the most expensive first."""
+        """Layers to solve, the most expensive first."""
         return [jobs[0].layer for jobs in self.jobs.values()]
 
     @property

@@ -375,7 +375,7 @@ def effect_text(outcomes: Mapping[str, Mapping[int, float]], method: str, baseli
     what = "gain" if is_gain else "loss"
     if not lost:
         return f"{text} The {what} is shown over every control: it is due to which layer has which scale."
-    return f"{text} The {what} is not shown over {' and '.join(lost)}: it needs no spectra."
+    return f"{text} The {what} is not shown over {' and '.join(lost)}: that spectra matter is not shown."
 
 
 def difference_text(test: Paired, measure: Measure) -> str:

@@ -158,7 +158,7 @@ class TempBalance(LRScheduler):
 
     @property
     def last_epoch(self) -> int:
-        """The number of calls of `step`."""
+        """Number of calls of `step`."""
         return self._calls
 
     @last_epoch.setter

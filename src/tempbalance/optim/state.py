@@ -1,4 +1,4 @@
-"""The options of TempBalance, checked in one place, and its state: plain values to save, and checks before loading."""
+"""Options of TempBalance, checked in one place, and its state: plain values to save, and checks before loading."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def assign(
     Raises:
         ValueError: If an option is out of range.
         ScoreError: If a score is not finite, below 0 for ``sqrt``, not above 0 for ``power`` or not above 1 for
-            ``log2``; or if a callable leaves out a layer or gives one a scale that is negative or not finite.
+            ``log2``; or if a callable gives a layer no scale, or one that is negative or not finite.
 
     Example:
         >>> assign({"conv1": 2.0, "conv2": 4.0, "fc": 3.0})

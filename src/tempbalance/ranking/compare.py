@@ -59,7 +59,7 @@ class Comparison:
 
 
 def check_group_by(group_by: object, names: Sequence[str] | None = None) -> None:
-    """Refuse what is neither a pattern nor a function nor None, and a pattern that groups none of the names."""
+    """Refuse anything but a pattern, a function or None, and a pattern that groups none of the names."""
     if group_by is not None and not callable(group_by) and not isinstance(group_by, str):
         raise TypeError(f"group_by must be a name pattern or a function, got {group_by!r}")
     if names is not None and isinstance(group_by, str) and all(unit_of(name, group_by) == name for name in names):

@@ -1,4 +1,4 @@
-"""Images with labels: the paper's datasets and one's own, as uint8 tensors in memory."""
+"""Images with labels: the paper's datasets and one's own, as uint8 tensors in memory, and batches of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from tempbalance.lab.download import LOCK_TIMEOUT, cache_folder, fetch_data, read_archive, remote_data
 from tempbalance.lab.images.files import ARRAYS, Split, decode, load_folder, load_npz
 from tempbalance.lab.options import check_dataset
 from tempbalance.runlog import replacing
 
+_ALL = slice(None)
+PAD = 4  # zeros on each side before a crop, as in the paper
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 
 IDX_NAMES = tuple(Path(file.name).name for file in remote_data()["mnist"].files)
@@ -287,3 +292,90 @@ DATASETS: dict[str, Dataset] = {
     "svhn": Dataset(_load_svhn, 10, (3, 32, 32), flip=False),
     "tiny_imagenet": Dataset(_load_tiny_imagenet, 200, (3, 64, 64)),
 }
+
+
+def batches(
+    data: ImageData,
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    flip: bool | None = None,
+    least: int = 1,
+    share: slice = _ALL,
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield the training batches of one epoch, each as images, labels and the number of images of all shares.
+
+    Order, crops and flips follow from ``(seed, epoch)`` and the type of the device, on which they are drawn: the same
+    call gives the same bits.
+
+    Args:
+        data: On the device where batches are made.
+        batch_size: Number of images in a batch; see `batch_bounds`.
+        seed: The run's seed.
+        epoch: The epoch's number, 0 or more.
+        flip: Whether to flip; ``None`` as the data say.
+        least: See `batch_bounds`.
+        share: Which images of each batch to give: one process' part.
+    """
+    images, labels = data.train_images, data.train_labels
+    state = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
+    generator = torch.Generator(images.device).manual_seed(int(state[0]))
+    order = torch.randperm(len(images), generator=generator, device=images.device)
+    flip = data.flip if flip is None else flip
+    for start, end in batch_bounds(len(order), batch_size, least=least):
+        chosen, num = order[start:end][share], end - start
+        batch = augment(images[chosen], crop=data.crop, flip=flip, generator=generator, num=num, share=share)
+        yield normalize(batch, data.mean, data.std), labels[chosen], num
+
+
+def batch_bounds(num_images: int, batch_size: int, *, least: int = 1) -> list[tuple[int, int]]:
+    """Return the start and end of each batch; a last one with fewer than ``least`` images joins the one before.
+
+    Example:
+        >>> batch_bounds(9, 4, least=2)
+        [(0, 4), (4, 9)]
+    """
+    starts = list(range(0, num_images, batch_size))
+    if len(starts) > 1 and num_images - starts[-1] < least:
+        del starts[-1]
+    return list(pairwise([*starts, num_images]))
+
+
+def augment(
+    images: Tensor, *, crop: bool, flip: bool, generator: torch.Generator, num: int | None = None, share: slice = _ALL
+) -> Tensor:
+    """Crop and flip each image of a batch, uint8 of shape ``(B, C, H, W)``, at random.
+
+    Args:
+        images: The batch.
+        crop: Pad each side with four zeros and cut the original size out at a random place, one of 81.
+        flip: Mirror left and right, one image in two.
+        generator: Draws offsets and flips, in this order, on the device of the images.
+        num: Number of images that offsets and flips are drawn for, if these are only a share of a batch.
+        share: Which of them these images are.
+    """
+    num = len(images) if num is None else num
+    if crop:
+        top, left = torch.randint(2 * PAD + 1, (2, num), generator=generator, device=images.device)[:, share]
+        height, width = images.shape[2:]
+        windows = functional.pad(images, (PAD, PAD, PAD, PAD)).unfold(2, height, 1).unfold(3, width, 1)
+        images = windows[torch.arange(len(images), device=images.device), :, top, left]
+    if flip:
+        flips = torch.randint(2, (num, 1, 1, 1), generator=generator, device=images.device)[share]
+        images = torch.where(flips.bool(), images.flip(3), images)
+    return images
+
+
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Return uint8 images as float32: scaled to 0..1, minus the mean and over the standard deviation per channel."""
+    # (x / 255 - mean) / std
+    shift, scale = _constants(tuple(mean), tuple(std), images.device)
+    return images.to(torch.float32, copy=True).sub_(shift).div_(scale)
+
+
+@lru_cache(maxsize=8)
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return 255 x mean and std on the device, where a constant made anew for each batch would have to be copied."""
+    shift, scale = (255 * torch.tensor(each).to(device)[:, None, None] for each in (mean, std))
+    return shift, scale

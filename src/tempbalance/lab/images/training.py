@@ -16,8 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmResta
 
 import tempbalance
 from tempbalance.lab.balancing import BalancedTraining, gradient_norm
-from tempbalance.lab.images.batches import batch_bounds, batches, normalize
-from tempbalance.lab.images.data import DATASETS, ImageData, load_data
+from tempbalance.lab.images.data import DATASETS, ImageData, batch_bounds, batches, load_data, normalize
 from tempbalance.lab.images.network import build_network, follow_by_name
 from tempbalance.lab.images.optimizers import build_optimizer
 from tempbalance.lab.images.recipe import ImageRecipe
@@ -76,17 +75,12 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
         """Return the training images, shuffled and augmented anew each epoch."""
         self.iteration = (number - 1) * self._steps_an_epoch
         self._reset()
-        data = self.data
         return batches(
-            data.train_images,
-            data.train_labels,
+            self.data,
             batch_size=self.recipe.batch_size,
             seed=self.recipe.seed,
             epoch=number - 1,
-            crop=data.crop,
-            flip=data.flip if self.recipe.flip is None else self.recipe.flip,
-            mean=data.mean,
-            std=data.std,
+            flip=self.recipe.flip,
             least=self._least,
             share=self._share,
         )

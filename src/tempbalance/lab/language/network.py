@@ -311,7 +311,8 @@ class LlamaBlock(nn.Module):
         super().__init__()
         self.head, width = size.head, size.width
         self.attention_norm = nn.RMSNorm(width, eps=1e-6)
-        self.query, self.key, self.value, self.output = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.attention_output = nn.Linear(width, width, bias=False)
         self.feed_forward_norm = nn.RMSNorm(width, eps=1e-6)
         self.gate, self.up = (nn.Linear(width, size.inner, bias=False) for _ in range(2))
         self.down = nn.Linear(size.inner, width, bias=False)
@@ -326,7 +327,7 @@ class LlamaBlock(nn.Module):
             each(normed).unflatten(-1, (-1, self.head)).transpose(1, 2) for each in (self.query, self.key, self.value)
         )
         seen = scaled_dot_product_attention(self._rotated(query), self._rotated(key), value, is_causal=True)
-        x = x + self.output(seen.transpose(1, 2).flatten(2))
+        x = x + self.attention_output(seen.transpose(1, 2).flatten(2))
         normed = self.feed_forward_norm(x)
         fed: Tensor = x + self.down(silu(self.gate(normed)) * self.up(normed))
         return fed

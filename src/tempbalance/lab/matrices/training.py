@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tempbalance.errors import TempBalanceError
-from tempbalance.lab.images.batches import batch_bounds
-from tempbalance.lab.images.data import DATASETS, ImageData, load_data
+from tempbalance.lab.images.data import DATASETS, ImageData, batch_bounds, load_data
 from tempbalance.lab.matrices.curvature import decay_exponent, hessian_eigenvalues, ntk_eigenvalues, output_covariance
 from tempbalance.lab.matrices.recipe import MatricesRecipe
 from tempbalance.lab.runs import Epoch, TrainingError

@@ -2,13 +2,13 @@
 
 The file of a table has the settings that the caption or the text states for the whole table, and its lines in the
 paper's order. A line lists every value that was tried of every option, and for each result the values it belongs to:
-the ones in bold where a line has one result, otherwise each point of the grid.
+the ones in bold where a line has one result, otherwise each point of the grid. The files are part of the package:
+tests compare every number with the paper's LaTeX, and reading them refuses only unknown fields and options.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,22 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tempbalance.errors import unknown
-from tempbalance.lab.images.recipe import MODELS, ImageRecipe
-from tempbalance.lab.options import DATASETS, Count, Number, Pair, Share, read_options
-from tempbalance.lab.recipe import find_method
+from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.options import Count, Number, Pair, Share, read_options
 
 TABLES = ("main", "optimizers", "learning_rate", "width", "score", "tail", "detection", "language")
 BETTER = {"accuracy": max, "map": max, "perplexity": min}
-_DATASETS = (*DATASETS, "voc2007", "penn_treebank")
-_MODELS = (*MODELS, "yolov8n", "tensorized_transformer")
-_TABLE = {
-    "title": str, "figure": str, "section": str, "metric": str, "seeds": list, "num_seeds": int, "num_timings": int,
-    "settings": dict, "rows": list,
-}  # fmt: skip
-_ROW = {"index": int, "dataset": str, "model": str, "method": str, "tried": dict, "results": list}
 _MEASURED = ("mean", "std", "seconds", "seconds_std")
-_STATEMENT = {"value": object, "says": str, "claims": str, "untested": str, "note": str}
-_KINDS = {str: "text", int: "a whole number", list: "a list", dict: "fields by name"}
 
 
 class _Options(ImageRecipe):
@@ -81,18 +71,17 @@ class PaperRow:
     Attributes:
         table: Name of the table.
         position: Counted from 0.
-        index: Number printed before the line, in two tables not its position.
         dataset, model, method: As the lab names them.
         tried: Every value of every option that the line lists.
         results: At least one.
         settings: Options that the whole table has in common.
         num_seeds: Number of seeds of each point.
         metric: As of the table.
+        index: Number printed before the line, in two tables not its position.
     """
 
     table: str
     position: int
-    index: int | None
     dataset: str
     model: str
     method: str
@@ -101,6 +90,7 @@ class PaperRow:
     settings: Mapping[str, Any]
     num_seeds: int
     metric: str
+    index: int | None = None
 
     @property
     def id(self) -> str:
@@ -130,26 +120,26 @@ class PaperTable:
     Attributes:
         name: Name of the study that repeats it.
         title: Subject of the table.
-        figure: Label of the figure that shows it.
         section: Section that has it.
         metric: ``accuracy`` and ``map`` in percent, higher is better, or ``perplexity``, lower is better.
         seeds: Empty where the paper does not name them.
         num_seeds: Number of seeds.
-        num_timings: Number of measurements that seconds are averaged over.
         settings: Options common to all rows, named as a recipe's.
         rows: Lines in the paper's order.
+        figure: Label of the figure that shows it.
+        num_timings: Number of measurements that seconds are averaged over.
     """
 
     name: str
     title: str
-    figure: str | None
     section: str
     metric: str
     seeds: tuple[int, ...]
     num_seeds: int
-    num_timings: int | None
     settings: Mapping[str, Any]
     rows: tuple[PaperRow, ...]
+    figure: str | None = None
+    num_timings: int | None = None
 
 
 @dataclass(frozen=True)
@@ -183,7 +173,7 @@ def paper_tables() -> Mapping[str, PaperTable]:
         >>> paper_tables()["main"].rows[2].best.mean
         78.97
     """
-    return {name: read_table(Path(__file__).with_name(f"{name}.yaml")) for name in TABLES}
+    return {name: _table(name, **read_options(Path(__file__).with_name(f"{name}.yaml"))) for name in TABLES}
 
 
 @cache
@@ -194,7 +184,12 @@ def paper_statements() -> Mapping[str, PaperStatement]:
         >>> paper_statements()["interval"].value
         390
     """
-    return read_statements(Path(__file__).with_name("text.yaml"))
+    content = read_options(Path(__file__).with_name("text.yaml"))
+    return {
+        name: _statement(name, section, **fields)
+        for section, statements in content.items()
+        for name, fields in statements.items()
+    }
 
 
 def stated(name: str) -> Any:
@@ -216,75 +211,26 @@ def find_rows(*, table: str | None = None, **names: str) -> list[PaperRow]:
     ]
 
 
-def read_table(path: Path) -> PaperTable:
-    """Read a table from a YAML file.
-
-    Raises:
-        ValueError: If a field is missing, unknown or out of range, with the file, the row and the value.
-    """
-    content = read_options(path)
-    try:
-        return _table(path.stem, content)
-    except ValueError as err:
-        raise ValueError(f"{path}: {err}") from err
+def _table(name: str, *, seeds: Iterable[int] = (), rows: list[dict[str, Any]], **fields: Any) -> PaperTable:
+    seeds = tuple(seeds)
+    common = {"settings": _in_type(fields.pop("settings")), "num_seeds": fields.pop("num_seeds", len(seeds))}
+    common["metric"] = fields.pop("metric")
+    found = tuple(_row(name, position, common, **row) for position, row in enumerate(rows))
+    return PaperTable(name=name, seeds=seeds, rows=found, **fields, **common)
 
 
-def _table(name: str, content: dict[str, Any]) -> PaperTable:
-    optional = ("figure", "seeds", "num_seeds", "num_timings")
-    fields = _checked(content, _TABLE, what="table", optional=optional)
-    seeds = fields.get("seeds", [])
-    if not all(type(seed) is int for seed in seeds):
-        raise ValueError(f"seeds must be a list of whole numbers, got {seeds!r}")
-    if fields["metric"] not in BETTER:
-        raise ValueError(unknown("metric", fields["metric"], BETTER))
-    settings = _in_type(fields["settings"])
-    common = {"settings": settings, "num_seeds": fields.get("num_seeds", len(seeds)), "metric": fields["metric"]}
-    rows = []
-    for position, row in enumerate(fields["rows"]):
-        try:
-            rows.append(_row(row, table=name, position=position, **common))
-        except ValueError as err:
-            raise ValueError(f"row {position}: {err}") from err
-    named = {key: fields.get(key) for key in ("title", "figure", "section", "num_timings")}
-    return PaperTable(name=name, seeds=tuple(seeds), rows=tuple(rows), **named, **common)  # type: ignore[arg-type]
+def _row(
+    table: str, position: int, common: dict[str, Any], *, tried: dict[str, Any], results: list[Any], **fields: Any
+) -> PaperRow:
+    values = {name: tuple(_in_type({name: value})[name] for value in each) for name, each in tried.items()}
+    found = tuple(_result(each, values, common["settings"]) for each in results)
+    return PaperRow(table=table, position=position, tried=values, results=found, **fields, **common)
 
 
-def _row(content: Any, *, settings: Mapping[str, Any], **of_table: Any) -> PaperRow:
-    fields = _checked(content, _ROW, what="row", optional=("index",))
-    for name, known in {"dataset": _DATASETS, "model": _MODELS}.items():
-        if fields[name] not in known:
-            raise ValueError(unknown(name, fields[name], known))
-    find_method(fields["method"])
-    tried = {name: _tried(name, values) for name, values in fields["tried"].items()}
-    if not fields["results"]:
-        raise ValueError("results must be a list of at least one, got []")
-    results = tuple(_result(each, tried, settings) for each in fields["results"])
-    names = {name: fields[name] for name in ("dataset", "model", "method")}
-    return PaperRow(index=fields.get("index"), tried=tried, results=results, settings=settings, **names, **of_table)
-
-
-def _tried(name: str, values: Any) -> tuple[Any, ...]:
-    if not isinstance(values, list):
-        raise ValueError(f"{name} must be a list of the values tried, got {values!r}")
-    checked = tuple(_in_type({name: value})[name] for value in values)
-    if len(set(checked)) < len(checked):
-        raise ValueError(f"{name} must be tried once each, got {values!r}")
-    return checked
-
-
-def _result(content: Any, tried: Mapping[str, tuple[Any, ...]], settings: Mapping[str, Any]) -> PaperResult:
-    known = dict.fromkeys((*_MEASURED, *_Options.model_fields), object)
-    fields = _checked(content, known, what="result", optional=(*_MEASURED[1:], *_Options.model_fields))
-    for name in _MEASURED:
-        if name in fields and not (_is_number(fields[name]) and fields[name] > 0):
-            raise ValueError(f"{name} must be a number above 0, got {fields[name]!r}")
+def _result(fields: dict[str, Any], tried: Mapping[str, tuple[Any, ...]], settings: Mapping[str, Any]) -> PaperResult:
     measured = {name: float(fields[name]) for name in _MEASURED if name in fields}
-    given = _in_type({name: each for name, each in fields.items() if name not in _MEASURED})
-    for name, value in given.items():
-        if value not in tried.get(name, ()):
-            raise ValueError(f"{name} must be one of those tried, {tried.get(name, ())!r}, got {value!r}")
     alone = {name: values[0] for name, values in tried.items() if len(values) == 1}
-    chosen = {**alone, **given}
+    chosen = alone | _in_type({name: each for name, each in fields.items() if name not in _MEASURED})
     return PaperResult(chosen=chosen, options=_recipe_options(settings, chosen), **measured)
 
 
@@ -297,67 +243,14 @@ def _recipe_options(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> d
     return options
 
 
-def read_statements(path: Path) -> dict[str, PaperStatement]:
-    """Read statements from a YAML file: sections by title, and in each its statements by name.
-
-    Raises:
-        ValueError: If a field is missing, unknown or no number, with the file, the statement and the value.
-    """
-    found: dict[str, PaperStatement] = {}
-    for section, statements in read_options(path).items():
-        if not isinstance(statements, dict):
-            raise ValueError(f"{path}: {section!r}: a section must be statements by name, got {statements!r}")
-        for name, content in statements.items():
-            try:
-                if name in found:
-                    raise ValueError("a statement must be made once")
-                found[name] = _statement(name, section, content)
-            except ValueError as err:
-                raise ValueError(f"{path}: {name!r}: {err}") from err
-    return found
+def _statement(
+    name: str, section: str, *, says: str = "", claims: str = "", value: Any = None, **fields: Any
+) -> PaperStatement:
+    return PaperStatement(name, section, says or claims, bool(claims), _in_tuples(value), **fields)
 
 
-def _statement(name: str, section: str, content: Any) -> PaperStatement:
-    fields = _checked(content, _STATEMENT, what="statement", optional=_STATEMENT)
-    is_claim = "claims" in fields
-    if is_claim == ("says" in fields):
-        raise ValueError("a statement must have either says or claims")
-    if "untested" in fields and not is_claim:
-        raise ValueError("only a claim can be untested")
-    value = _numbers(fields["value"]) if "value" in fields else None
-    says = fields["claims" if is_claim else "says"]
-    return PaperStatement(name, section, says, is_claim, value, fields.get("note"), fields.get("untested"))
-
-
-def _numbers(value: Any) -> Any:
+def _in_tuples(value: Any) -> Any:
     """Return numbers as they are, lists of them as tuples."""
     if isinstance(value, dict):
-        return {name: _numbers(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return tuple(_numbers(each) for each in value)
-    if not _is_number(value):
-        raise ValueError(f"value must be numbers, got {value!r}")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _checked(content: Any, kinds: Mapping[str, type], *, what: str, optional: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a part of a file, if all are known, of their type and there.
-
-    Raises:
-        ValueError: Otherwise, with the field.
-    """
-    if not isinstance(content, dict):
-        raise ValueError(f"a {what} must be fields by name, got {content!r}")
-    for name, value in content.items():
-        if name not in kinds:
-            raise ValueError(unknown("field", str(name), kinds))
-        if not isinstance(value, kinds[name]) or isinstance(value, bool):
-            raise ValueError(f"{name} must be {_KINDS[kinds[name]]}, got {value!r}")
-    for name in kinds:
-        if name not in content and name not in optional:
-            raise ValueError(f"{name} must be given")
-    return content
+        return {name: _in_tuples(each) for name, each in value.items()}
+    return tuple(map(_in_tuples, value)) if isinstance(value, list) else value

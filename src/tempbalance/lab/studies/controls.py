@@ -32,7 +32,7 @@ _RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 _LLAMA: dict[str, tuple[tuple[int, ...], Sequence[float], dict[str, Any]]] = {
     "paper": ((128, 256), _RATES, {"iterations": 600, "batch_size": 16, "sequence": 64, "evaluate_every": 100}),
     "laptop": (
-        (64,), _RATES[2:],
+        (64,), _RATES[1:],
         {"iterations": 120, "batch_size": 8, "sequence": 32, "evaluate_every": 120, "vocabulary": 1024},
     ),
     "smoke": (
@@ -55,7 +55,12 @@ def _llama_points(preset: Preset) -> list[Point]:
         cell = {"dataset": dataset, "model": "llama", "width": width}
         adam, tb, *controls = _compared(cell, options, "adam", "tb+adam", [rates[0]])
         llr = {"scale_range": (1.0, 5.0), "stop": max(1, options["iterations"] // 5)}
-        forms = {"LLR": {**llr, "score_embeddings": True}, "LLR without embeddings": llr, "fair": FAIR}
+        forms = {
+            "LLR": {**llr, "score_embeddings": True},
+            "LLR without embeddings": llr,
+            "fair": FAIR,
+            "attention 0.6 and feed-forward 1.2": {"assignment": "attention=0.6,feed-forward=1.2"},
+        }
         more = [variant(tb, name, each) for name, each in forms.items()]
         found += over_rates([adam, tb, *controls, *more], rates)
     return found
@@ -64,7 +69,7 @@ def _llama_points(preset: Preset) -> list[Point]:
 _OPERATORS: dict[str, tuple[Sequence[float], dict[str, Any]]] = {
     "paper": (_RATES, {"iterations": 2000}),
     "laptop": (
-        _RATES,
+        (2.5e-4, *_RATES, 1.6e-2),
         {
             "iterations": 150, "test_limit": 100, "grid": 32, "width": 32, "modes": 8, "min_eigenvalues": 16,
             "evaluate_every": 150,
@@ -132,7 +137,7 @@ def _few_label_points(preset: Preset) -> list[Point]:
 
 _IMAGES: dict[str, tuple[str, Sequence[float], dict[str, Any]]] = {
     "paper": ("cifar10", (0.025, 0.05, 0.1, 0.2), {"epochs": 60}),
-    "laptop": ("fashion_mnist", (0.05, 0.1, 0.2), {"epochs": 4, "limit": 1000, "test_limit": 1000}),
+    "laptop": ("fashion_mnist", (0.05, 0.1), {"epochs": 5, "limit": 2000, "test_limit": 1000}),
     "smoke": ("digits", (0.05, 0.1), {"epochs": 1, "limit": 256, "test_limit": 128}),
 }
 
@@ -158,7 +163,8 @@ STUDIES = (
             notes=(
                 FAIR_NOTE,
                 "LLR: scales from 1 to 5, embeddings scored, scales fixed after 20 % of the steps. By type: "
-                f"{BY_TYPE.replace(',', ' and ')} without spectra.",
+                f"{BY_TYPE.replace(',', ' and ')} without spectra. Attention 0.6 and feed-forward 1.2: about "
+                "TB's mean scales of these kinds in the size of laptop, without spectra.",
             ),
         ),
         reference={"method": "adam"},

@@ -170,7 +170,7 @@ def _trained(run: RunFolder, recipe: BaseRecipe, cache: Path | None) -> tuple[nn
             training = LanguageTraining(recipe, text, Fabric(accelerator="cpu", devices=1))
         training.network.load_state_dict(weights)
         return training.network, lambda: float(training.perplexity("test"))
-    from tempbalance.lab.images.batches import batch_bounds, normalize
+    from tempbalance.lab.images.data import batch_bounds, normalize
     from tempbalance.lab.images.recipe import ImageRecipe
     from tempbalance.lab.images.training import initial_network, load
 
