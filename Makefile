@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test test-kills campaign test-vision check coverage docs results pictures gallery gpu-check dist format clean demo
+.PHONY: test test-kills campaign test-vision check coverage docs results pictures gallery notebooks gpu-check dist format clean demo
 .PRECIOUS: $(VENV)/.installed-%
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST  := $(BIN)/python -m pytest -n auto
