@@ -77,6 +77,10 @@ results: $(VENV)/.installed-lab
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python docs/pictures.py
 
+# the notebooks, executed with their outputs
+notebooks: $(VENV)/.installed-dev
+	$(BIN)/python docs/notebooks.py
+
 # pages of the gallery from runs of the lab; needs Chromium
 gallery: $(VENV)/.installed-dev
 	$(BIN)/python docs/gallery.py

@@ -25,34 +25,32 @@ from tempbalance.report.statistics import Paired, paired
 DOCS = Path(__file__).parents[1] / "docs"
 CHART = "does-it-help"
 _ROLES = {"TB": BLUE, "shuffled": "#d0505a", "mean": "#a9761c", "by type": "#2f9178", "other variant": "#8a63c4"}
+_FIXED = ("by type", "attention 0.6 and feed-forward 1.2")  # variants of the study llama that solve no spectrum
 _HEAD = """# Does it help?
 
 Written by `make results` from the files in `docs/results`; do not edit.
 
-Each setting trains a baseline, TB and its [controls](beyond.md#controls) with the same seeds over the same base
-rates, and takes each
-method at its own best rate. `shuffled` gives TB's scales to the wrong layers, `mean` gives every layer their mean. A
-gain that a
-control reaches too is not due to spectra. Sizes are those of a laptop: none is the paper's.
+Each setting trains a baseline, TB and its [controls](beyond.md#controls) with the same seeds over the same base rates,
+and takes each method at its own best rate. `shuffled` gives TB's scales to the wrong layers, `mean` gives every layer
+their mean. A gain that a control reaches too is not due to spectra. Sizes are those of a laptop: none is the paper's.
 
 ![Difference to the baseline in each setting, TB and its controls, with 95 % intervals](images/does-it-help.svg)
 
 """
 _ADVICE = """## When to try it
 
-Tune the base rate first: TB's scales have a mean below 1, so that a gain or loss may be that of a smaller rate. Then
-compare on your
-own data:
+Tune the base rate first. TB's scales have a mean below 1, so what it gains or loses at a fixed base rate may be the
+effect of a smaller rate. Then compare on your own data:
 
 ```bash
 tempbalance compare --dataset my.npz --controls --seeds 5
 ```
 
-Look at three numbers: TB against the baseline, TB against `shuffled`, TB against `mean`. Keep TB if all three are
-gains. If `mean` does as
-well, lower or raise the base rate instead. If `shuffled` does as well, unequal rates help, but not the spectra. With
-embeddings, try a larger
-rate for embeddings and head first: `assignment={"embedding": 5.0, "head": 5.0}` solves no spectrum. In your own loop:
+Look at three differences: TB against the baseline, against `shuffled` and against `mean`. Keep TB if all three are
+gains. If `mean` does as well, change the base rate instead. If `shuffled` does as well, unequal rates help, but the
+spectra do not. In networks with embeddings, first try a larger rate for embeddings and head, without spectra:
+`assignment={"embedding": 5.0, "head": 5.0}`. The warning that shapes explain most of the variance of alpha means that
+TB ranks layers by shape; then a fixed scale for each kind of layer costs nothing and may do the same. In your own loop:
 
 ```python
 for assignment in ("linear", "shuffled", "mean"):
@@ -188,7 +186,7 @@ def page(files: dict[str, dict[str, Any]]) -> str:
     for setting in settings:
         for method in setting.outcomes:
             if text := effect_text(setting.outcomes, method, setting.baseline, setting.measure):
-                parts.append(f"- **{setting.name}.** {text}\n")
+                parts.append(f"- **{setting.name}.** {text}{_fixed_text(setting, method)}\n")
     parts += ["\n", _winners(settings), "\n\n", _ADVICE, "## Numbers\n\n", _TABLE_HEAD]
     parts += [_line(setting, row) for setting in settings for row in setting.rows]
     parts.append(_TABLE_NOTE)
@@ -210,16 +208,27 @@ _COLUMNS = (
 )
 _TABLE_HEAD = f"| {' | '.join(_COLUMNS)} |\n{'| --- ' * len(_COLUMNS)}|\n"
 _TABLE_NOTE = """
-Results are means ± standard deviations over seeds; differences are paired by seed, ± half their 95 % intervals, not
-corrected for their
-number. A base rate marked * is the smallest or largest that was tried: its method might do better beyond. The best
-rate is chosen by
-perplexity on validation text for language models and, as there are no validation data, by the test set in all other
-settings, for all methods alike.
+Results are means ± standard deviations over seeds. Differences are paired by seed, ± half their 95 % intervals, and not
+corrected for their number. A base rate marked * is the smallest or largest that was tried: its method might do better
+beyond. Language models choose the best rate by the perplexity on validation text. Other settings have no validation
+data and choose it on the test set, for all methods alike. Guessing reaches 50 % with sentences and 10 % with
+images.
 
 ## Commands
 
 """
+
+
+def _fixed_text(setting: Setting, method: str) -> str:
+    """Compare a method with scales that are fixed by kind of layer."""
+    tests = {name: setting.against(method, f"{method}, {name}") for name in _FIXED}
+    found = {name: test for name, test in tests.items() if test is not None}
+    if not found:
+        return ""
+    texts = [f"against {name} {difference_text(test, setting.measure)}" for name, test in found.items()]
+    beaten = [test.interval is not None and setting.measure.sign(test.mean) > test.interval for test in found.values()]
+    end = "" if all(beaten) else " A fixed rule by kind of layer is not shown to be worse, and needs no spectra."
+    return f" With scales fixed by kind of layer: {', '.join(texts)}.{end}"
 
 
 def _line(setting: Setting, row: Row) -> str:

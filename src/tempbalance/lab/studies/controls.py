@@ -32,7 +32,7 @@ _RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 _LLAMA: dict[str, tuple[tuple[int, ...], Sequence[float], dict[str, Any]]] = {
     "paper": ((128, 256), _RATES, {"iterations": 600, "batch_size": 16, "sequence": 64, "evaluate_every": 100}),
     "laptop": (
-        (64,), _RATES,
+        (64,), _RATES[1:],
         {"iterations": 120, "batch_size": 8, "sequence": 32, "evaluate_every": 120, "vocabulary": 1024},
     ),
     "smoke": (
@@ -106,7 +106,7 @@ _FEW: dict[str, tuple[tuple[int, ...], Sequence[float], dict[str, Any]]] = {
     "paper": ((8, 32, 128), (5e-5, 1e-4, 2e-4, 4e-4, 8e-4), {"iterations": 100}),
     "laptop": (
         (8, 32), (4e-4, 1.6e-3),
-        {"iterations": 24, "batch_size": 8, "sequence": 20, "blocks": 1, "test_limit": 200, "interval": 4},
+        {"iterations": 12, "batch_size": 8, "sequence": 20, "blocks": 1, "test_limit": 100, "interval": 4},
     ),
     "smoke": (
         (4,), (1e-4, 4e-4),
@@ -137,7 +137,7 @@ def _few_label_points(preset: Preset) -> list[Point]:
 
 _IMAGES: dict[str, tuple[str, Sequence[float], dict[str, Any]]] = {
     "paper": ("cifar10", (0.025, 0.05, 0.1, 0.2), {"epochs": 60}),
-    "laptop": ("fashion_mnist", (0.05, 0.1, 0.2), {"epochs": 10, "limit": 2000, "test_limit": 1000}),
+    "laptop": ("fashion_mnist", (0.05, 0.1), {"epochs": 5, "limit": 2000, "test_limit": 1000}),
     "smoke": ("digits", (0.05, 0.1), {"epochs": 1, "limit": 256, "test_limit": 128}),
 }
 
