@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 VISION := .venv-vision
 
 .DEFAULT_GOAL := test
-.PHONY: test test-kills campaign test-vision check coverage docs results pictures gallery gpu-check dist format clean demo
+.PHONY: test test-kills campaign test-vision check coverage docs results pictures gallery notebooks gpu-check dist format clean demo
 .PRECIOUS: $(VENV)/.installed-%
 INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST  := $(BIN)/python -m pytest -n auto
@@ -76,6 +76,10 @@ results: $(VENV)/.installed-lab
 # the pictures of README and site, drawn again; needs Chromium
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python docs/pictures.py
+
+# the notebooks, executed with their outputs
+notebooks: $(VENV)/.installed-dev
+	$(BIN)/python docs/notebooks.py
 
 # pages of the gallery from runs of the lab; needs Chromium
 gallery: $(VENV)/.installed-dev

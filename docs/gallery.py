@@ -82,7 +82,8 @@ def write_diagnoses() -> None:
         "damaged": (
             "Trained, then one layer drawn again",
             damaged,
-            f"`{target.removesuffix('.weight')}` holds random numbers of the same size. The diagnosis finds it.",
+            f"`{target.removesuffix('.weight')}` holds random numbers of the same size. The diagnosis finds it. A "
+            "verdict depends on the other layers too: one that is near a limit may get another verdict unchanged.",
         ),
     }
     parts = [

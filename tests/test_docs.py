@@ -1,6 +1,7 @@
 """What the documents say is so: links lead somewhere, code runs, figures are those on record."""
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -95,6 +96,22 @@ def test_a_tutorial_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
             command = line.replace("tempbalance", f"{shlex.quote(sys.executable)} -m tempbalance.cli", 1)
             result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=400)
             assert result.returncode == 0, f"{line}\n{result.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train", "diagnose"])
+def test_a_notebook_runs_and_has_the_outputs_it_gives(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    notebooks = import_module("notebooks")
+    (path,) = (each for each in notebooks.NOTEBOOKS if each.stem == name)
+    stored, new = json.loads(path.read_text())["cells"], notebooks.executed(path)["cells"]
+    assert stored[1]["source"][0].startswith("%pip install")  # Colab begins empty
+    kinds = [
+        [[output["output_type"] for output in cell.get("outputs", [])] for cell in cells] for cells in (stored, new)
+    ]
+    assert kinds[0] == kinds[1]
+    assert sum(map(len, kinds[0])) >= 3
 
 
 def test_the_gpu_check_says_so_without_a_gpu_and_its_page_lists_every_check(monkeypatch, capsys):

@@ -95,6 +95,13 @@ def test_a_long_name_is_cut_wherever_it_is_shown_but_in_json(arguments, tmp_path
     assert long in whole.stdout
 
 
+def test_a_weight_without_a_name_is_listed(tmp_path):
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"": torch.randn(64, 64).numpy(), **weights()}))
+    result = run(tmp_path / "a.pkl", "--list")
+    assert result.exit_code == 0, result.output
+    assert "64 x 64" in result.output
+
+
 def test_a_long_name_is_cut_on_the_page(tmp_path):
     long = "x" * 100_000
     torch.save({f"{long}{place}.weight": torch.randn(64, 64) for place in range(8)}, tmp_path / "a.pt")

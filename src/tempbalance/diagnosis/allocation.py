@@ -216,9 +216,11 @@ def allocate(
     if spread > 0 and _are_alike(rows, compared, numbers):
         warn(f"the layers do not differ in {by} beyond its standard errors: the shares follow noise, spread=0 has none")
     parts = _parts(list(compared.values()), spread, more_where)
-    find = {"sparsity": _prune, "bits": _quantize, "lora-rank": _rank}[target]
-    found, name = find(rows, parts, value), {"sparsity": "num_pruned", "bits": "bits", "lora-rank": "rank"}[target]
-    layers = tuple(_share(row, compared[row.name], **{name: number}) for row, number in zip(rows, found, strict=True))
+    name, find = {"sparsity": ("num_pruned", _prune), "bits": ("bits", _quantize), "lora-rank": ("rank", _rank)}[target]
+    layers = tuple(
+        Share(row.name, row.shape, row.alpha or 0.0, compared[row.name], **{name: number})
+        for row, number in zip(rows, find(rows, parts, value), strict=True)
+    )
     if target == "lora-rank":
         lora_alpha = _plain(value if lora_alpha is None else lora_alpha)
     return Allocation(target, _plain(value), by, more_where, spread, layers, skipped, lora_alpha)
@@ -256,11 +258,7 @@ def check_target(
 
 
 def _number(row: LayerRow, by: By) -> float | None:
-    """Return the number that a layer is compared by.
-
-    Raises:
-        ValueError: If the table has no alphas of random matrices.
-    """
+    """Return the number that a layer is compared by."""
     if by == "alpha":
         return row.alpha
     if not isinstance(row, DiagnosisRow):
@@ -297,11 +295,6 @@ def _are_alike(rows: Sequence[LayerRow], compared: Mapping[str, float], numbers:
     scatter, free = sum((value - middle) ** 2 / error for value, error in errors.items()), len(errors) - 1
     # Wilson and Hilferty: the cube root of a chi-squared value is close to normal
     return math.pow(scatter / free, 1 / 3) < 1 - 2 / (9 * free) + 1.645 * math.sqrt(2 / (9 * free))
-
-
-def _share(row: LayerRow, compared: float, **given: int) -> Share:
-    assert row.alpha is not None
-    return Share(row.name, row.shape, row.alpha, compared, **given)
 
 
 def _parts(numbers: Sequence[float], spread: float, more_where: MoreWhere) -> list[Fraction]:

@@ -267,8 +267,9 @@ def list_tensors(
     reasons = {row.name: row.reason for row in Measuring(found, scoring, include=include).rows()}
     taken = []
     for tensor in checkpoint.tensors:
-        layer = found.tensors.get(tensor.name, "")
-        taken.append(_note(tensor, layer, reasons[layer] if layer else found.others[tensor.name], checkpoint.key))
+        layer = found.tensors.get(tensor.name)  # empty for a weight without a name
+        reason = found.others[tensor.name] if layer is None else reasons[layer]
+        taken.append(_note(tensor, layer or "", reason, checkpoint.key))
     for other in checkpoint.others:
         reason = "state of an optimizer" if other.is_optimizer else f"not taken: --key {other.key or '.'}"
         taken += [_note(tensor, "", reason, other.key) for tensor in other.tensors]

@@ -19,34 +19,18 @@ _FORMULA = ("=", "+", "-", "@")
 _LEAST_NAME = 24
 _NARROW = {"layer": "name", "shape": "shape", "alpha": "alpha", "/ random": "alpha_over_random", "verdict": "verdict"}
 _WIDE = {  # heading of the table: attribute of the row
-    "layer": "name",
-    "shape": "shape",
-    "eigenvalues": "num_eigenvalues",
-    "alpha": "alpha",
-    "±": "alpha_stderr",
-    "/ random": "alpha_over_random",
-    "KS": "ks",
-    "xmin": "xmin",
-    "tail": "num_tail",
-    "norm": "spectral_norm",
-    "stable rank": "stable_rank",
-    "beyond": "num_beyond",
-    "shuffled": "num_beyond_shuffled",
-    "excess": "excess",
+    "layer": "name", "shape": "shape", "eigenvalues": "num_eigenvalues", "alpha": "alpha", "±": "alpha_stderr",
+    "/ random": "alpha_over_random", "KS": "ks", "xmin": "xmin", "tail": "num_tail", "norm": "spectral_norm",
+    "stable rank": "stable_rank", "beyond": "num_beyond", "shuffled": "num_beyond_shuffled", "excess": "excess",
     "verdict": "verdict",
-}
+}  # fmt: skip
 _DECIMALS = {"alpha_over_random": 2, "excess": 3}  # of columns in which every number has as many
 _NOT_IN_CSV = ("parts", "spectra", "scale", "scales", "score", "compared", "reason", "root")
 CSV_COLUMNS = tuple(each.name for each in fields(DiagnosisRow) if each.name not in _NOT_IN_CSV)
 
 
 def layer_text(rows: Sequence[DiagnosisRow], *, wide: bool = False) -> str:
-    """Return a line for each row, below its headings.
-
-    Args:
-        rows: The rows to show.
-        wide: Show every column; otherwise lines have at most 100 characters, long names are cut.
-    """
+    """Return a line for each row below its headings, of at most 100 characters unless all columns are shown (wide)."""
     columns = _WIDE if wide else _NARROW
     lines = [[_cell_of(row, name) for name in columns.values()] for row in rows]
     table = [list(columns), *lines]

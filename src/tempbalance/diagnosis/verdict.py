@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, Literal, get_args
 
@@ -30,14 +30,6 @@ _MEANS = ("alpha", "alpha_over_random", "log_norm", "alpha_weighted", "log_alpha
           "stable_rank", "entropy", "ks")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Others:
-    """Layers to compare with: the median of their alpha over random, and its robust standard deviation."""
-
-    middle: float
-    spread: float
-
-
 def judge(rows: Sequence[DiagnosisRow], *, tail: str = "median") -> list[DiagnosisRow]:
     """Give each layer that has a spectrum its verdict and the evidence for it.
 
@@ -58,10 +50,10 @@ def judge(rows: Sequence[DiagnosisRow], *, tail: str = "median") -> list[Diagnos
     first = [_judge_alone(row) for row in rows]
     ratios = [row.alpha_over_random for row in first if row.verdict in ("", "under-trained") and row.spectra]
     known = [ratio for ratio in ratios if ratio is not None]
-    others = None
+    others: tuple[float, float] | None = None  # the median of the layers, and its robust standard deviation
     if len(known) >= (_LEAST_LAYERS if tail in FIXED_TAILS else _LEAST_SEARCHED):
         middle = median(known)
-        others = _Others(middle, max(_LEAST_SPREAD, 1.4826 * median(abs(ratio - middle) for ratio in known)))
+        others = (middle, max(_LEAST_SPREAD, 1.4826 * median(abs(ratio - middle) for ratio in known)))
     scatter = 0.0 if tail in FIXED_TAILS else _SEARCH_SCATTER
     return [_judge_beside(row, others, scatter) if row.spectra and not row.verdict else row for row in first]
 
@@ -104,7 +96,7 @@ _TOO_FEW = "; there are too few layers to compare with."
 _SHORT = "Its {} has {} eigenvalues, and a verdict needs {}."
 
 
-def _judge_beside(row: DiagnosisRow, others: _Others | None, scatter: float) -> DiagnosisRow:
+def _judge_beside(row: DiagnosisRow, others: tuple[float, float] | None, scatter: float) -> DiagnosisRow:
     """Apply the rules that look at the other layers."""
     assert row.alpha is not None
     assert row.alpha_over_random is not None
@@ -112,12 +104,13 @@ def _judge_beside(row: DiagnosisRow, others: _Others | None, scatter: float) -> 
     evidence = f"Its alpha is {row.alpha_over_random:.2f} ± {error:.2f} of a random matrix's"
     if others is None:
         return replace(row, verdict="typical", evidence=f"{evidence}{_TOO_FEW}")
-    distance = (row.alpha_over_random - others.middle) / others.spread
+    middle, spread = others
+    distance = (row.alpha_over_random - middle) / spread
     side = "above" if distance > 0 else "below"
-    evidence += f", {abs(distance):.1f} robust standard deviations {side} the layers' median of {others.middle:.2f}"
+    evidence += f", {abs(distance):.1f} robust standard deviations {side} the layers' median of {middle:.2f}"
     if abs(distance) <= _FAR:
         return replace(row, verdict="typical", evidence=f"{evidence}.")
-    if abs(row.alpha_over_random - others.middle) <= _FAR * error:
+    if abs(row.alpha_over_random - middle) <= _FAR * error:
         return replace(row, verdict="typical", evidence=f"{evidence}, but within two standard errors.")
     verdict: Verdict = "under-trained" if distance > 0 else "strongly correlated"
     return replace(row, verdict=verdict, evidence=f"{evidence}.")

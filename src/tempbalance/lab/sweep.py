@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, closing
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,19 +114,10 @@ def train_all(
 
 
 def raise_failures(failures: Mapping[Job, str]) -> None:
-    """End a command whose runs have failed.
-
-    Raises:
-        SweepError: If there are any.
-    """
+    """Raise SweepError if runs have failed; it names each with its message and its log."""
     if failures:
-        raise SweepError(_failures_text(failures))
-
-
-def _failures_text(failures: Mapping[Job, str]) -> str:
-    """Name each failed run with its message and its log."""
-    lines = [f"{job.folder}: {said} (log: {log_of(job)})" for job, said in failures.items()]
-    return f"{len(lines)} run{'s' * (len(lines) != 1)} failed\n" + "\n".join(lines)
+        lines = [f"{job.folder}: {said} (log: {log_of(job)})" for job, said in failures.items()]
+        raise SweepError(f"{len(lines)} run{'s' * (len(lines) != 1)} failed\n" + "\n".join(lines))
 
 
 def log_of(job: Job) -> Path:
@@ -200,8 +191,7 @@ def sweep(
     Returns:
         The jobs that failed, with what they said.
     """
-    with view, ExitStack() as stack:
-        stack.callback(executor.close)
+    with view, closing(executor):
         return _Sweep(jobs, executor, view, retries).run(stop_at_failure)
 
 

@@ -330,15 +330,3 @@ def test_images_need_not_be_square(name):
 
 def test_the_names_that_options_know_are_those_of_the_networks():
     assert tuple(NETWORKS) == MODELS
-
-
-@pytest.mark.parametrize("width", [0, -1.0, float("nan"), float("inf")])
-def test_a_width_that_is_no_positive_number_is_refused(width):
-    with raises(ValueError, "width", width):
-        build_network("resnet18", num_classes=10, width=width)
-
-
-@pytest.mark.parametrize("key", ["num_classes", "channels", "side"])
-def test_nothing_of_a_network_can_be_empty(key):
-    with raises(ValueError, key, 1, 0):
-        build_network("resnet18", **{"num_classes": 10, key: 0})

@@ -35,7 +35,7 @@ def build_network(
         width: Factor on the number of channels of every layer, > 0; the paper's 256, 512 and 768 are 0.5, 1 and 1.5.
 
     Raises:
-        ValueError: If the name is unknown or a number out of range.
+        ValueError: If the name is unknown.
 
     Example:
         >>> build_network("mlp", num_classes=10, channels=1, side=8, width=0.5).linear
@@ -44,11 +44,6 @@ def build_network(
     if name not in NETWORKS:
         raise ValueError(unknown("model", name, NETWORKS))
     size = (side, side) if isinstance(side, int) else side
-    for key, value in {"num_classes": num_classes, "channels": channels, "side": min(size)}.items():
-        if value < 1:
-            raise ValueError(f"{key} must be >= 1, got {value!r}")
-    if not (math.isfinite(width) and width > 0):
-        raise ValueError(f"width must be finite and > 0, got {width!r}")
     return NETWORKS[name](num_classes=num_classes, channels=channels, size=size, width=width)
 
 
