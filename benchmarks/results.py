@@ -210,9 +210,9 @@ _TABLE_HEAD = f"| {' | '.join(_COLUMNS)} |\n{'| --- ' * len(_COLUMNS)}|\n"
 _TABLE_NOTE = """
 Results are means ± standard deviations over seeds. Differences are paired by seed, ± half their 95 % intervals, and not
 corrected for their number. A base rate marked * is the smallest or largest that was tried: its method might do better
-beyond. Language models choose the best rate by the perplexity on validation text. Other settings have no validation
-data and choose it on the test set, for all methods alike. Guessing reaches 50 % with sentences and 10 % with
-images.
+beyond. "Of 3 so far" counts the rates of a method that has not been trained at all of them yet. Language models choose
+the best rate by the perplexity on validation text. Other settings have no validation data and choose it on the test
+set, for all methods alike. Guessing reaches 50 % with sentences and 10 % with images.
 
 ## Commands
 
@@ -235,6 +235,8 @@ def _line(setting: Setting, row: Row) -> str:
     values, method = list(row.values.values()), row.method
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
     edge = "\\*" if len(row.rates) > 1 and row.rate in (row.rates[0], row.rates[-1]) else ""
+    most = max(len(each.rates) for each in setting.rows)
+    edge += f" of {len(row.rates)} so far" if len(row.rates) < most else ""
     tests = [
         setting.against(method, other) for other in (setting.baseline, *(f"{method}, {each}" for each in CONTROLS))
     ]
