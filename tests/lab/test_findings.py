@@ -85,7 +85,7 @@ def test_a_diverged_run_is_a_result_and_its_setting_is_the_worst(tmp_path):
     assert (tb.best.point.options["lr"], tb.diverged) == (0.05, {})  # though the other run with 0.1 has 99 %
     assert findings.num_runs == (12, 12)
     assert any("2 runs diverged" in note for note in findings.notes)
-    assert accuracy_table(findings).rows[1][-1] == "lr 0.05 (best of 2)"
+    assert accuracy_table(findings).rows[1][-1] == "lr 0.05 (best of 2, at the end of the rates)"
 
 
 def test_a_diverged_run_of_the_best_setting_counts_as_the_worst_outcome_in_tests(tmp_path):
@@ -134,11 +134,11 @@ def test_a_table_tells_what_was_found_where_it_was_best_and_what_the_paper_has(t
     table = accuracy_table(findings, seconds="balancing")
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [str(rows[0][name]) for name in ("data", "network", "method", "seeds", "setting")] == [
-        "digits", "MLP", "CAL", "3 of 3", "lr 0.1 (best of 2)",
+        "digits", "MLP", "CAL", "3 of 3", "lr 0.1 (best of 2, at the end of the rates)",
     ]  # fmt: skip
     assert rows[0]["accuracy, %"] == Number(92.5, 0.5)
     assert str(rows[1]["paper, %"]) == "95.60 ± 0.10 (CIFAR-10)"
-    assert rows[1]["setting"] == "lr 0.05 (best of 2 so far)"
+    assert rows[1]["setting"] == "lr 0.05 (best of 2 so far, at the end of the rates)"
     assert rows[0]["difference"] is None  # the paper's number is of other data
     assert str(rows[1]["against CAL"]) == "+0.83 ± 0.72"
     assert str(rows[1]["seconds a balancing"]) == "0.500"

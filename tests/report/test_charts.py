@@ -107,7 +107,8 @@ def test_runs_have_every_chart_and_without_eigenvalues_all_but_the_spectrum(tmp_
 
 def test_a_run_that_has_just_begun_has_no_charts(tmp_path):
     run = write_run(tmp_path / "a", layers=())
-    (tmp_path / "a" / "metrics.jsonl").unlink()
+    for name in ("metrics.jsonl", "result.json"):
+        (tmp_path / "a" / name).unlink()
     assert run_specs(run) == {}
 
 
