@@ -67,7 +67,7 @@ class Row:
     Attributes:
         method: Its name.
         rate: Its best base rate.
-        rates: All base rates that were tried.
+        rates: Base rates that were tried with as many seeds.
         values: Measure by seed.
     """
 
@@ -128,7 +128,7 @@ def _row(method: str, rates: dict[float, list[dict[str, Any]]], measure: Measure
 
     best = max((rate for rate in rates if len(rates[rate]) == most), key=rank)
     values = {run["seed"]: run["value"] for run in rates[best] if run["value"] is not None}
-    return Row(method, best, tuple(sorted(rates)), values)
+    return Row(method, best, tuple(sorted(rate for rate in rates if len(rates[rate]) == most)), values)
 
 
 def role(method: str) -> str:
