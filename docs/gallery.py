@@ -144,7 +144,7 @@ within the first epochs, and then they hardly move.
 | --- | --- | --- |
 {chr(10).join(lines)}
 
-Other networks end elsewhere: on the same data a larger learning rate or more weight decay led further below 1.
+Other networks end elsewhere.
 Compare a layer with its neighbours and with earlier checkpoints of the same network.
 [Reading alpha](../reading-alpha.md) says how often the verdicts are right.
 """)

@@ -164,6 +164,18 @@ def doubling_modules(depth: int) -> bytes:
     return b"\x80\x02" + made + (b"0" + MODULE + module_state(twice) + b"q\2") * depth + END
 
 
+def many(count: int) -> bytes:
+    """A dictionary of entries that are no tensors."""
+    return b"}(" + b"".join(text(f"{index:x}") + b"N" for index in range(count)) + b"u"
+
+
+def embedded(pickled: bytes, count: int) -> bytes:
+    """A list of one file embedded again and again, as pickle.dump embeds tensors."""
+    inner = b"\x80\x02" + pickled + END
+    content = b"\x80\x04B" + struct.pack("<I", len(inner)) + inner + b"\x85q\0"
+    return content + name("torch.storage._load_from_bytes") + b"q\1(" + b"h\1h\0R" * count + b"l" + END
+
+
 # a list of two references to a list of two references, two hundred deep
 DOUBLING = b"]q\0" + b"".join(b"]q%c(h%ch%ce" % (index + 1, index, index) for index in range(200))
 HUGE = number(10**600)
@@ -256,6 +268,31 @@ PICKLES: dict[str, Callable[[Path], bytes]] = {
         + (b"h\1h\0" + text("latin1") + b"\x86R") * 60_000 + END
     ),
     "buffer_out_of_band": lambda folder: state(b"\x97"),
+    "one_long_name_many_times": lambda folder: (
+        b"\x80\x04" + text("m" * 2**20) + b"q\0(" + b"h\0h\0\x93" * 1500 + b"l" + END
+    ),
+    "one_file_embedded_many_times": lambda folder: embedded(b"(" + b"ca\nb\n" * 990 + b"l", 10_000),
+    "megabytes_embedded_many_times": lambda folder: embedded(b"B" + struct.pack("<I", 2**20) + bytes(2**20), 2000),
+    "memo_numbers_of_one_hash": lambda folder: (
+        b"\x80\x02N" + b"".join(b"p%d\n" % (index * (2**61 - 1)) for index in range(1, 200_001)) + END
+    ),
+    "storage_of_many_values": lambda folder: (
+        b"\x80\x02(" + text("storage") + b"N" * 400_000 + b"tq\0" + b"h\0Q0" * 100_000 + END
+    ),
+    "call_with_many_values": lambda folder: (
+        b"\x80\x02(" + b"N" * 400_000 + b"tq\0" + name("torch._utils._rebuild_parameter") + b"q\1"
+        + b"h\1h\0R0" * 100_000 + END
+    ),
+    "object_of_one_mapping_many_times": lambda folder: state(
+        name("a.b") + b"(" + many(20_000) + b"q\0" + b"h\0" * 20_000 + b"tR"
+    ),
+    "objects_that_share_a_mapping": lambda folder: state(
+        many(50_000) + b"\x85q\0" + name("a.b") + b"q\1(" + b"h\1h\0R" * 20_000 + b"l"
+    ),
+    "modules_that_share_a_leaf": lambda folder: (
+        b"\x80\x02" + MODULE + b"}" + text("_parameters") + many(50_000) + b"s" + text("_modules") + b"}sbq\2"
+        + MODULE + module_state(b"(" + b"".join(text(f"{index:x}") + b"h\2" for index in range(20_000)) + b"u") + END
+    ),
 }  # fmt: skip
 add_files("archive", ".pt", {key: lambda folder, make=make: archive(make(folder)) for key, make in PICKLES.items()})
 

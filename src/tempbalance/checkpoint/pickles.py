@@ -35,7 +35,7 @@ from tempbalance.errors import CheckpointError, quoted
 # a tensor takes 30 of them: enough for 33,000 tensors, and read in a few seconds
 _MOST_INSTRUCTIONS = 1_000_000
 _FEW_INSTRUCTIONS = 1000  # of the pickles around the one that describes tensors
-_MOST_EMBEDDED, _MOST_DIGITS = 10_000, 1000
+_MOST_EMBEDDED, _MOST_DIGITS, _MOST_NAME, _MOST_ARGS = 10_000, 1000, 1000, 16
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _STORAGES = {
@@ -112,19 +112,25 @@ class _Instructions(dict[int, Callable[[Any], None]]):
 
 class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions can be replaced
     stack: list[Any]
+    memo: dict[int, Any]
+    readline: Callable[[], bytes]
     append: Callable[[object], None]
     pop_mark: Callable[[], list[Any]]
 
-    def __init__(self, file: Any, storage_of: StorageOf | None, most: int, is_embedded: bool) -> None:
+    def __init__(self, file: Any, storage_of: StorageOf | None, most: int, outer: _Unpickler | None) -> None:
         super().__init__(file, encoding="utf-8", errors="backslashreplace")
         self.storage_of = storage_of
-        self.num_embedded, self.num_encoded = (_MOST_EMBEDDED if is_embedded else 0), 0
-        self.dispatch = _Instructions(_INSTRUCTIONS, most)  # type: ignore[misc]
+        self.num_embedded, self.num_bytes = (_MOST_EMBEDDED if outer else 0), 0
+        self.instructions = self.dispatch = _Instructions(_INSTRUCTIONS, most)  # type: ignore[misc]
 
     def find_class(self, module: str, name: str) -> Any:
+        if len(module) + len(name) > _MOST_NAME:
+            raise CheckpointError(f"its pickle has the name of a class with more than {_MOST_NAME} characters")
         return Inert(f"{_RENAMED.get(module, module)}.{name}")
 
     def persistent_load(self, pid: object) -> Any:
+        if isinstance(pid, tuple | list) and len(pid) > _MOST_ARGS:
+            raise CheckpointError(f"its pickle describes a storage by {len(pid):,} values")
         match pid:
             case ("storage", Inert() as kind, str() as key, str(), int() as count, *views) if views in ([], [None]):
                 dtype = dtype_of(kind)
@@ -147,18 +153,29 @@ class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions c
             self.num_embedded += 1
             if self.num_embedded > _MOST_EMBEDDED or not isinstance(args[0], bytes):
                 raise CheckpointError("its pickle embeds another file where none belongs")
-            return read_stream(io.BytesIO(args[0]), most=_FEW_INSTRUCTIONS, is_embedded=True)
+            self.count_bytes(args[0])
+            return read_stream(io.BytesIO(args[0]), most=_FEW_INSTRUCTIONS, outer=self)
         if function.name == "_codecs.encode" and isinstance(args[0], str):  # as protocol 2 writes bytes
-            self.num_encoded += len(args[0])
-            if self.num_encoded > MOST_PICKLE_BYTES:
-                raise CheckpointError("its pickle repeats its values beyond reason")
+            self.count_bytes(args[0])
             return args[0].encode("latin-1")
         build = _BUILDERS.get(function.name)
         if build is None:
             return Inert(function.name, args)
-        if (built := build(*args)) is None:
+        if len(args) > _MOST_ARGS or (built := build(*args)) is None:
             raise CheckpointError(f"its pickle calls {quoted(function.name)} in a way that torch.save never does")
         return built
+
+    def count_bytes(self, content: bytes | str) -> None:
+        """Count what a call copies: one value can be the argument of many calls."""
+        self.num_bytes += len(content)
+        if self.num_bytes > MOST_PICKLE_BYTES:
+            raise CheckpointError("its pickle repeats its values beyond reason")
+
+    def load_put(self) -> None:
+        index = int(self.readline())
+        if not 0 <= index < _MOST_INSTRUCTIONS:  # indices of one hash would make the memo slow
+            raise CheckpointError(f"its pickle numbers a value {quoted(index)}")
+        self.memo[index] = self.stack[-1]
 
     def _instantiate(self, klass: object, args: list[object]) -> None:
         self.append(self.call(klass, tuple(args)))
@@ -201,8 +218,9 @@ class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions c
 _INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
     **pickle._Unpickler.dispatch,
     **{code[0]: getattr(_Unpickler, name) for code, name in {
-        pickle.REDUCE: "load_reduce", pickle.NEWOBJ: "load_reduce", pickle.NEWOBJ_EX: "load_newobj_ex",
-        pickle.BUILD: "load_build", pickle.SETITEM: "load_setitem", pickle.SETITEMS: "load_setitems",
+        pickle.PUT: "load_put", pickle.REDUCE: "load_reduce", pickle.NEWOBJ: "load_reduce",
+        pickle.NEWOBJ_EX: "load_newobj_ex", pickle.BUILD: "load_build",
+        pickle.SETITEM: "load_setitem", pickle.SETITEMS: "load_setitems",
         pickle.DICT: "load_dict", pickle.EMPTY_SET: "load_empty_list", pickle.ADDITEMS: "load_appends",
         pickle.FROZENSET: "load_list", pickle.BYTEARRAY8: "load_binbytes8",
     }.items()},
@@ -235,7 +253,7 @@ def read_pickle(
     storage_of: StorageOf | None = None,
     *,
     most: int = _MOST_INSTRUCTIONS,
-    is_embedded: bool = False,
+    outer: _Unpickler | None = None,
 ) -> Any:
     """Read the pickle at a file's position and leave the position behind it.
 
@@ -243,15 +261,19 @@ def read_pickle(
         file: The file.
         storage_of: Return the storage for a key, a dtype and a number of bytes.
         most: Largest number of instructions.
-        is_embedded: Whether it is inside another pickle; it must not contain a further one.
+        outer: What reads the pickle around it, whose instructions it uses up; it must not contain a further one.
     """
+    reader = _Unpickler(_Window(file), storage_of, most, outer)
     try:
-        return _Unpickler(_Window(file), storage_of, most, is_embedded).load()
+        return reader.load()
     except _BROKEN as err:
         raise CheckpointError(f"its pickle is broken or cut off ({type(err).__name__})") from err
+    finally:
+        if outer is not None:
+            outer.instructions.left -= most - reader.instructions.left
 
 
-def read_stream(file: Section | io.BytesIO, *, most: int = _MOST_INSTRUCTIONS, is_embedded: bool = False) -> Any:
+def read_stream(file: Section | io.BytesIO, *, most: int = _MOST_INSTRUCTIONS, outer: _Unpickler | None = None) -> Any:
     """Read the content of a pickle, or of the format of ``torch.save`` before torch 1.6.
 
     The old format has consecutive pickles: a magic number, a version, sizes, the content and the keys of the storages,
@@ -268,7 +290,7 @@ def read_stream(file: Section | io.BytesIO, *, most: int = _MOST_INSTRUCTIONS, i
             raise CheckpointError(f"its pickle describes storage {quoted(key)} in two ways")
         return known
 
-    read = partial(read_pickle, file, storage_of, is_embedded=is_embedded)
+    read = partial(read_pickle, file, storage_of, outer=outer)
     first = read(most=most)
     if first != _MAGIC:
         return first
@@ -330,7 +352,7 @@ def _quantized(storage: Any, offset: Any, shape: Any, stride: Any, quantizer: ob
 
 
 def _sparse(_: object, parts: Any) -> StoredTensor | None:
-    match parts:
+    match parts if isinstance(parts, tuple) and len(parts) <= _MOST_ARGS else None:
         case (*held, tuple() as shape, bool()) | (*held, tuple() as shape):
             num_elements("a sparse tensor", shape)
             dtypes = [part.dtype for part in held if isinstance(part, StoredTensor)]
@@ -392,12 +414,13 @@ def numpy_array(value: Inert) -> StoredTensor | None:
     module, _, function = value.name.rpartition(".")
     found: object = None
     if module.startswith("numpy") and function == "_reconstruct" and isinstance(value.state, tuple):
-        found = value.state[1:]
+        found = value.state[1:] if len(value.state) == 5 else None
     elif module.startswith("numpy") and function == "_frombuffer" and len(value.args) == 4:
         content, kind, shape, order = value.args
         found = (shape, kind, order == "F", content)
     match found:
         case (tuple() as shape, Inert(args=(str() as code, *_), state=order), bool() as is_fortran, bytes() as content):
             is_swapped = isinstance(order, tuple) and len(order) > 1 and order[1] == ">"
-            return array(Storage.of(content), f"{'>' if is_swapped else ''}{code}", shape, is_fortran=is_fortran)
+            found = array(Storage.of(content), f"{'>' if is_swapped else ''}{code}", shape, is_fortran=is_fortran)
+            return replace(found, tie=("array", id(value)))  # one array under several names
     return None

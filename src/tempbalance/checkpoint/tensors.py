@@ -36,10 +36,10 @@ _INTEGERS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: t
 _KINDS = {"d": "a folder", "p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device"}
 
 
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """Return a key by which ``layers.2`` comes before ``layers.10``."""
-    parts = re.split("([0-9]+)", name)
-    return [(len(part.lstrip("0")), part.lstrip("0")) if index % 2 else (0, part) for index, part in enumerate(parts)]
+def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Return a key by which ``layers.2`` comes before ``layers.10``, as far as the first thousand characters differ."""
+    parts = [part.lstrip("0") if index % 2 else part for index, part in enumerate(re.split("([0-9]+)", name[:1000]))]
+    return [(len(part), part) if index % 2 else (0, part) for index, part in enumerate(parts)], name
 
 
 @contextmanager
@@ -295,7 +295,9 @@ def view(storage: object, offset: Any, shape: Any, stride: Any, dtype: torch.dty
         data = storage.read(offset * dtype.itemsize, span * dtype.itemsize)
         return data.view(dtype).as_strided(shape, stride)
 
-    return StoredTensor("", tuple(shape), dtype, load, (storage, offset, tuple(shape), tuple(stride)))
+    # a stride along which there is one element can be any number, and many numbers have one hash
+    steps = tuple(step if side > 1 and span else 0 for side, step in zip(shape, stride, strict=True))
+    return StoredTensor("", tuple(shape), dtype, load, (storage, offset, tuple(shape), steps))
 
 
 def check_unfolding(tensors: Iterable[StoredTensor]) -> None:

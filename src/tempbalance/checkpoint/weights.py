@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from tempbalance.checkpoint.tensors import StoredTensor, in_memory
 from tempbalance.errors import CheckpointError, quoted
 
 _MOST_NESTED, _MOST_KEY, _MOST_NAMES, _MOST_MAPPINGS = 16, 200, 200_000, 10_000
-_MOST_WRAPPED, _MOST_LISTED = 4, 8
+_MOST_WRAPPED, _MOST_LISTED, _MOST_ENTRIES = 4, 8, 2_000_000
 _OPTIMIZER = re.compile(r"(^|[_.])(optim(izer)?s?|opt)([_.]|$)|param_groups", re.IGNORECASE)
 # how torch's optimizers call what they keep for a parameter
 _SLOTS = frozenset({
@@ -51,9 +51,23 @@ class Weights:
         return ".".join(self.path)
 
 
+class _Walk:
+    """A walk over a file's content, which may visit a number of entries: one mapping can be part of many objects."""
+
+    def __init__(self) -> None:
+        self.left = _MOST_ENTRIES
+
+    def count(self, parts: Sized) -> None:
+        """Count the entries of a mapping or list, and refuse those beyond the limit."""
+        self.left -= len(parts)
+        if self.left < 0:
+            raise CheckpointError("its objects share their entries beyond reason")
+
+
 def find_weights(top: object) -> list[Weights]:
     """Find every mapping of names to tensors, those nearest to the top first."""
     found: list[Weights] = []
+    walk = _Walk()
     seen: set[int] = set()
     queue: deque[tuple[tuple[str, ...], object]] = deque(
         [((), {"tensor": top} if isinstance(top, Tensor | StoredTensor) else top)]
@@ -64,8 +78,8 @@ def find_weights(top: object) -> list[Weights]:
             continue
         seen.add(id(value))
         is_module = _is_module(value)
-        items = {} if is_module else dict(_entries(value))
-        tensors = _module_tensors(value) if is_module else list(_named_tensors(items))
+        items = {} if is_module else dict(_entries(value, walk))
+        tensors = _module_tensors(value, walk) if is_module else list(_named_tensors(items))
         if tensors:
             names = {tensor.name for tensor in tensors}
             is_optimizer = bool(path and names <= _SLOTS) or any(_OPTIMIZER.search(part) for part in path)
@@ -90,23 +104,29 @@ def _summary(top: object) -> str:
     return (", ".join(quoted(key) for key in list(top)[:8]) or "nothing") if isinstance(top, Mapping) else quoted(top)
 
 
-def _entries(value: object) -> Iterator[tuple[str, object]]:
+def _entries(value: object, walk: _Walk) -> Iterator[tuple[str, object]]:
     """Iterate over the items of a mapping, the attributes of an object or the entries of a list, with their names."""
     pairs: list[tuple[object, object]] = []
-    if isinstance(value, Mapping):
-        pairs += value.items()
-    elif isinstance(value, list | tuple):
-        pairs += enumerate(value)
+    if isinstance(value, Mapping | list | tuple):
+        walk.count(value)
+        pairs += value.items() if isinstance(value, Mapping) else enumerate(value)
     elif isinstance(value, Inert):
+        walk.count(value.args)
         for held in value.args:
+            walk.count(held if isinstance(held, dict | list) else ())
             if isinstance(held, dict):
                 pairs += held.items()
             elif isinstance(held, list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in held):
                 pairs += [(pair[0], pair[1]) for pair in held]  # as Python 2 wrote an OrderedDict
+        walk.count(value.items)
         pairs += value.items.items()
         if not pairs:  # attributes of a mapping, such as the versions in a state dict, hold no weights
             parts = value.state if isinstance(value.state, tuple) else (value.state,)
-            pairs += [pair for part in parts if isinstance(part, dict) for pair in part.items()]
+            walk.count(parts)
+            for part in parts:
+                if isinstance(part, dict):
+                    walk.count(part)
+                    pairs += part.items()
     for key, each in pairs:
         if isinstance(key, str) or (type(key) is int and key.bit_length() < 64):
             yield str(key), each
@@ -135,14 +155,17 @@ def _is_module(value: object) -> bool:
     return ("_parameters" in state and "_modules" in state) or (bool(state) and is_script)
 
 
-def _elements(names: object) -> set[str]:
+def _elements(names: object, walk: _Walk) -> set[str]:
     """Return the names in a set, which protocol 2 writes as a call with a list."""
     if isinstance(names, Inert):
         names = list(names.items.values()) or (names.args[0] if names.args else None)
-    return {each for each in names if isinstance(each, str)} if isinstance(names, list) else set()
+    if not isinstance(names, list):
+        return set()
+    walk.count(names)
+    return {each for each in names if isinstance(each, str)}
 
 
-def _module_tensors(top: object) -> list[StoredTensor]:
+def _module_tensors(top: object, walk: _Walk) -> list[StoredTensor]:
     """List a module's parameters, persistent buffers and modules, in the order of its state dict."""
     found: list[StoredTensor] = []
     pending = [("", top)]
@@ -153,14 +176,15 @@ def _module_tensors(top: object) -> list[StoredTensor]:
         state = _state(module)
         is_pickled = "_parameters" in state
         parts = [state.get("_parameters"), state.get("_buffers")] if is_pickled else [state]
-        transient = _elements(state.get("_non_persistent_buffers_set"))
+        transient = _elements(state.get("_non_persistent_buffers_set"), walk)
         found += [
             replace(each, name=prefix + name)
             for part in parts
-            for name, each in _entries(part)
+            for name, each in _entries(part, walk)
             if isinstance(each, StoredTensor) and name not in transient and len(name) <= _MOST_KEY
         ]
-        children = [each for each in _entries(state.get("_modules") if is_pickled else state) if _is_module(each[1])]
+        held = _entries(state.get("_modules") if is_pickled else state, walk)
+        children = [each for each in held if _is_module(each[1])]
         pending += [(f"{prefix}{name}.", each) for name, each in reversed(children) if len(name) <= _MOST_KEY]
         if prefix.count(".") > 4 * _MOST_NESTED or len(found) > _MOST_NAMES:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -50,7 +51,8 @@ def parse(assignment: Assignment) -> tuple[str, AssignmentName | AssignmentFunct
         return "", assignment, 0  # type: ignore[return-value]
     words = str(assignment).split(":")
     control, base, seed = (*words, *("", "linear", "0")[len(words) :])[:3]
-    if len(words) > 3 or control not in ("shuffled", "mean") or base not in names or not seed.isdecimal():
+    is_seed = seed.isascii() and seed.isdecimal() and len(seed) < 19
+    if len(words) > 3 or control not in ("shuffled", "mean") or base not in names or not is_seed:
         raise ValueError(
             f"assignment must be one of {', '.join(names)}, a callable, scales by kind of layer, or a control such as "
             f"'shuffled', 'mean' or 'shuffled:sqrt:7', got {assignment!r}"
@@ -59,7 +61,8 @@ def parse(assignment: Assignment) -> tuple[str, AssignmentName | AssignmentFunct
 
 
 def _is_scale(value: object) -> bool:
-    return isinstance(value, Real) and 0 < float(value) < math.inf
+    # an int above the largest float cannot become one
+    return isinstance(value, Real) and value is not True and bool(0.0 < value <= sys.float_info.max)  # type: ignore[operator]
 
 
 def assign(
