@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from numbers import Real
 from random import Random
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tempbalance.errors import ScoreError
 
@@ -60,9 +60,9 @@ def parse(assignment: Assignment) -> tuple[str, AssignmentName | AssignmentFunct
     return control, base, int(seed)  # type: ignore[return-value]
 
 
-def _is_scale(value: object) -> bool:
-    # an int above the largest float cannot become one
-    return isinstance(value, Real) and value is not True and bool(0.0 < value <= sys.float_info.max)  # type: ignore[operator]
+def _is_scale(value: Any) -> bool:
+    is_number = type(value) is not bool and isinstance(value, Real)
+    return is_number and 0 < value <= sys.float_info.max  # an int above the largest float cannot become one
 
 
 def assign(
