@@ -330,7 +330,8 @@ def test_status_follows_a_sweep_that_runs_on_a_cluster(nodes, tmp_path):
         sweep.wait()
     assert sweep.returncode == 0, (tmp_path / "log").read_text()
     assert {each["failed"] for each in found} == {0}
-    assert max(each["running"] for each in found) == 2  # as many as there are CPUs
+    # two CPUs; a run may end and the next begin while status looks at one folder after another
+    assert 2 <= max(each["running"] for each in found) <= 3
     assert any(each["waiting"] for each in found)  # in Ray's queue
     done = [each["done"] for each in found]
     assert done == sorted(done)
