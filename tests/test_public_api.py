@@ -63,7 +63,11 @@ def test_the_public_names_are_these_and_each_has_a_docstring():
     assert set(tempbalance.__all__) == NAMES
     assert set(dir(tempbalance)) == NAMES | {"__version__"}
     for name in NAMES:
-        assert inspect.getdoc(getattr(tempbalance, name)), name
+        public = getattr(tempbalance, name)
+        assert inspect.getdoc(public), name
+        for attribute, member in vars(public).items() if inspect.isclass(public) else ():
+            if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+                assert inspect.getdoc(member), f"{name}.{attribute}"
 
 
 def test_an_unknown_name_is_an_attribute_error():
