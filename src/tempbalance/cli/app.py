@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -12,7 +13,7 @@ from tempbalance import __version__
 from tempbalance.cli.bench import bench
 from tempbalance.cli.data import data
 from tempbalance.cli.study import study
-from tempbalance.cli.terminal import answered, messages, tell
+from tempbalance.cli.terminal import answered, messages, on_ctrl_c, tell
 from tempbalance.cli.train import CompareCommand, RecipeCommand, compare, train
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -95,7 +96,8 @@ def diagnose(
     Nothing in the file is executed.
     """
     with answered():
-        from tempbalance.cli.diagnose import Output, run
+        with on_ctrl_c(signal.SIG_DFL):
+            from tempbalance.cli.diagnose import Output, run
 
         output = Output(form=form, wide=wide, sort=sort, top=top, html=html, figures=figures)
         which = _scoring(ctx.params)
@@ -149,7 +151,8 @@ def allocate(
 ) -> None:
     """Allocate sparsity, bit widths or LoRA ranks to the layers of a checkpoint by alpha."""
     with answered():
-        from tempbalance.cli.allocate import allocation_text
+        with on_ctrl_c(signal.SIG_DFL):
+            from tempbalance.cli.allocate import allocation_text
 
         shares = {"by": by, "more_where": more_where, "spread": spread, "lora_alpha": lora_alpha, "group_by": group_by}
         options = _scoring(ctx.params)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
@@ -19,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from tempbalance.cli.terminal import on_ctrl_c
 from tempbalance.diagnosis.against import movements, to_dict
 from tempbalance.diagnosis.diagnose import Diagnosis, TensorNote, diagnose, list_tensors
 from tempbalance.diagnosis.text import (
@@ -103,7 +102,8 @@ def run(
     if len(sources) > 1 and output.is_of_one:
         raise ValueError("--html, --figures, --sort, --top and --wide are about one checkpoint: not with --against")
     if output.html is not None or output.figures is not None:
-        import_module("tempbalance.report.diagnosis")  # a missing extra is an error before the work, not after
+        with on_ctrl_c(signal.SIG_DFL):
+            import_module("tempbalance.report.diagnosis")  # a missing extra is an error before the work, not after
     diagnoses = [diagnose_with_progress(source, {**which, **how}, console) for source in sources]
     for each in diagnoses:
         _check_judged(each)
@@ -137,30 +137,16 @@ def diagnose_with_progress(source: str, options: Mapping[str, Any], console: Con
         def progress(num_done: int, num_all: int) -> None:
             bar.update(task, completed=num_done, total=num_all)
 
-        with _ending_at_once(bar, console):
+        def stop(*_: object) -> None:  # without waiting for solves under way; nothing is being written meanwhile
+            bar.stop()
+            _say(console, "stopped")
+            os._exit(130)
+
+        with on_ctrl_c(stop):
             diagnosis = diagnose(source, **options, progress=progress)
     for note in diagnosis.notes:
         _say(console, f"{short(diagnosis.model)}: {short(note, 300)}")
     return diagnosis
-
-
-@contextmanager
-def _ending_at_once(bar: Progress, console: Console) -> Iterator[None]:
-    """Let Ctrl-C end the process without waiting for solves under way; nothing is being written meanwhile."""
-
-    def stop(*_: object) -> None:
-        bar.stop()
-        _say(console, "stopped")
-        os._exit(130)
-
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _say(console: Console, line: str) -> None:
@@ -180,13 +166,16 @@ def _write(diagnosis: Diagnosis, output: Output, console: Console) -> None:
     if output.html is not None:
         from tempbalance.report import diagnosis_page
 
-        page = diagnosis_page(diagnosis.diagnoses, **about, summary=diagnosis.summary())
+        with on_ctrl_c(signal.SIG_DFL):
+            page = diagnosis_page(diagnosis.diagnoses, **about, summary=diagnosis.summary())
         write_whole(output.html, page.encode())
         _say(console, f"page: {shown(output.html)}")
     if output.figures is not None:
         from tempbalance.report import diagnosis_charts, save_figures
 
-        for path in save_figures(diagnosis_charts(diagnosis.diagnoses, **about), output.figures):
+        with on_ctrl_c(signal.SIG_DFL):
+            paths = save_figures(diagnosis_charts(diagnosis.diagnoses, **about), output.figures)
+        for path in paths:
             _say(console, f"figure: {shown(path)}")
 
 

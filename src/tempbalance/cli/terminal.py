@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -81,6 +83,22 @@ def stoppable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def on_ctrl_c(handler: Any) -> Iterator[None]:
+    """Handle Ctrl-C otherwise.
+
+    ``SIG_DFL`` ends imports, which may swallow a KeyboardInterrupt, and native code, which lets no handler run.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
