@@ -43,7 +43,7 @@ coverage: $(VENV)/.installed-dev
 test-kills: $(VENV)/.installed-dev
 	TEMPBALANCE_KILLS=all $(BIN)/python -m pytest tests/lab/test_pool_kills.py tests/lab/test_cluster_kills.py
 
-# hours: each campaign prints its counts and the seed that repeats it; make campaign SEED=7 COUNT=1000 CAMPAIGNS=files
+# an hour or more: each campaign prints its counts and the seed that repeats it; make campaign SEED=7 COUNT=1000 CAMPAIGNS=files
 SEED  ?= 0
 COUNT ?= 10000
 CAMPAIGNS ?= files kills
@@ -51,11 +51,13 @@ campaign: $(VENV)/.installed-dev $(addprefix campaign-,$(CAMPAIGNS))
 
 campaign-files:
 	$(BIN)/python -m benchmarks.campaigns.files --count $(COUNT) --seed $(SEED)
-	$(BIN)/python benchmarks/damaged_files.py --count $(COUNT) --seed $(SEED)
+	$(BIN)/python benchmarks/damaged_files.py --count 2000 --seed $(SEED)
 
 campaign-kills:
-	$(BIN)/python -m tests.lab.kills --seed $(SEED) --rounds 300 --parts train,disk,damage
-	$(BIN)/python -m tests.lab.kills --seed $(SEED) --rounds 100 --parts compare,pool,ray
+	$(BIN)/python -m tests.lab.kills --seed $(SEED) --rounds 300 --parts train
+	$(BIN)/python -m tests.lab.kills --seed $(SEED) --rounds 40 --parts compare,pool
+	$(BIN)/python -m tests.lab.kills --seed $(SEED) --rounds 20 --parts ray
+	$(BIN)/python -m tests.lab.kills --seed $(SEED) --rounds 100 --parts disk,damage
 
 $(VISION)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VISION)

@@ -374,7 +374,7 @@ def test_a_page_is_not_written_through_a_link_that_waits_under_its_name(tmp_path
 @pytest.mark.skipif(sys.platform != "linux", reason="time and memory are read from /proc")
 def test_odd_damaged_and_crafted_files_are_read_or_refused_in_one_line_soon_and_in_little_memory():
     """The small form of `make campaign`."""
-    command = [sys.executable, "-m", "benchmarks.campaigns.files", "--seconds", "45", "--workers", "1"]
+    command = [sys.executable, "-m", "benchmarks.campaigns.files", "--seconds", "40", "--workers", "1"]
     found = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "0 traceback, 0 hang, 0 memory, 0 wrong" in found.stdout

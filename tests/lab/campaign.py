@@ -179,11 +179,16 @@ def head() -> Iterator[tuple[str, int]]:
     """A Ray cluster with two CPUs that outlives its drivers: its address, and the process that all others are below."""
     with short_folder() as folder:
         environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder}
-        process = subprocess.Popen(
-            [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        for _ in range(5):  # on a busy machine Ray gives up on its own processes
+            process = subprocess.Popen(
+                [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            )
+            if address := process.stdout.readline().strip():
+                break
+            process.kill()
+            process.communicate()
+            time.sleep(5)
         try:
-            address = process.stdout.readline().strip()
             assert address, "Ray has not started"
             yield address, process.pid
         finally:

@@ -3,7 +3,10 @@
 python -m tests.lab.kills [--seed N] [--rounds N] [--parts train,compare,pool,ray,disk,damage]
 
 Each round of a part kills, fills or damages once. After three starts, killed or not, the command runs to its end and
-its runs are compared. Prints counts and the seed. A full disk is a small tmpfs, which only root can mount.
+its runs are compared. Commands and the pool's workers are forks of this process, which has loaded the libraries: real
+processes, that start sooner. Every second kill of ``train`` waits until a file is being written. Of a sweep, the driver
+or one of the processes below it is killed. Prints counts and the seed. A full disk is a small tmpfs, which only root
+can mount.
 """
 
 import argparse
@@ -16,19 +19,24 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.lab.campaign import below, head, tasks, trainers
 
 TINY = ["--dataset", "digits", "--model", "mlp", "--width", "0.25", "--limit", "300", "--device", "cpu"]
 COMMANDS = {
     "train": ["train", *TINY, "--epochs", "10", "--method", "tb", "--threads", "1", "--out"],
     "compare": ["compare", *TINY, "--epochs", "6", "--seeds", "1", "--workers", "2", "--out"],
     "pool": ["study", "run", "start", "--preset", "smoke", "--device", "cpu", "--workers", "2", "--out"],
-    "ray": ["study", "run", "start", "--preset", "smoke", "--device", "cpu", "--ray", "--out"],
+    "ray": ["study", "run", "start", "--preset", "smoke", "--device", "cpu", "--out"],  # and an address
 }
 PARTS = (*COMMANDS, "disk", "damage")
 BETWEEN = 3  # starts between two comparisons
-MEGABYTE = 2**20
+TRIES = 5  # to reach Ray
+MOST_KILLS = 4  # of one start: a run that dies six times in one epoch has failed
 
 
 class CampaignError(Exception):
@@ -47,13 +55,28 @@ def start(part: str, out: Path) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         from tempbalance.cli import app
+        from tempbalance.lab.executors import local
 
+        local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start_worker})
         app([*COMMANDS[part], str(out)])
     except SystemExit as err:
         code = err.code if isinstance(err.code, int) else 1
     finally:
         sys.stdout.flush()
         os._exit(code)
+
+
+def start_worker(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a worker of the pool as a fork of its driver: the function before the program starts is all it runs."""
+    from tempbalance.lab.executors import local
+
+    def work() -> None:
+        os.closerange(3, 4096)
+        os.environ.update(env)
+        sys.stdin = os.fdopen(0)
+        local.main()
+
+    return subprocess.Popen(command, preexec_fn=work, **options)
 
 
 def wait(pid: int, seconds: float) -> int | None:
@@ -70,13 +93,21 @@ def wait(pid: int, seconds: float) -> int | None:
 
 def finish(part: str, out: Path) -> int:
     """Run a command to its end and return its exit code."""
-    pid = start(part, out)
-    code = wait(pid, 600)
-    if code is None:
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
-        raise CampaignError(f"{part} hangs: {said(out)}")
+    for _ in range(TRIES):
+        pid = start(part, out)
+        code = wait(pid, 900)
+        if code is None:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+            raise CampaignError(f"{part} hangs: {said(out)}")
+        if not has_not_joined(out, code):
+            break
     return code
+
+
+def has_not_joined(out: Path, code: int | None) -> bool:
+    """Whether a command has ended because Ray did not answer, as on a busy machine."""
+    return code == 1 and "cannot join the Ray cluster" in said(out)[-1000:]
 
 
 def said(out: Path) -> str:
@@ -98,27 +129,67 @@ def check_equal(part: str, out: Path, whole: Path) -> None:
 
 
 def kill(part: str, rounds: int, rng: random.Random, root: Path, counts: Counter[str]) -> None:
-    """Kill a command at random instants of its whole time."""
-    whole = root / "whole"
-    check_equal(part, whole, whole)
-    begun = time.monotonic()  # the first one loads libraries
-    check_equal(part, root / "again", whole)
-    seconds = time.monotonic() - begun
-    out = root / "killed"
-    while counts[f"kills of {part}"] < rounds:
-        for _ in range(BETWEEN):
-            pid = start(part, out)
-            code = wait(pid, rng.uniform(0, seconds))
-            if code is None:
-                os.kill(pid, 9)
-                os.waitpid(pid, 0)
-                counts[f"kills of {part}"] += 1
-            elif code:
-                raise CampaignError(f"{part} ends with {code}: {said(out)}")
-        check_equal(part, out, whole)
-        counts[f"equal after kills of {part}"] += 1
-        print(f"{part}: {dict(counts)}", file=sys.stderr, flush=True)
-        shutil.rmtree(out)
+    """Kill a command, or a process below it, at random instants of its whole time."""
+    whole, out, what = root / "whole", root / "killed", f"kills of {part}"
+    with ExitStack() as stack:
+        cluster = None
+        if part == "ray":
+            address, cluster = stack.enter_context(head())
+            COMMANDS["ray"] = [*COMMANDS["ray"][:-1], "--ray-address", address, "--out"]
+        check_equal(part, whole, whole)
+        begun = time.monotonic()  # the first one loads libraries
+        check_equal(part, root / "again", whole)
+        seconds = time.monotonic() - begun
+        while counts[what] < rounds:
+            for _ in range(BETWEEN):
+                code = disturb(part, out, seconds, rng, cluster, counts)
+                if code and not has_not_joined(out, code):
+                    raise CampaignError(f"{part} ends with {code}: {said(out)}")
+            check_equal(part, out, whole)
+            counts[f"equal after {what}"] += 1
+            print(f"{part}: {dict(counts)}", file=sys.stderr, flush=True)
+            shutil.rmtree(out)
+
+
+def disturb(
+    part: str, out: Path, seconds: float, rng: random.Random, cluster: int | None, counts: Counter[str]
+) -> int | None:
+    """Start a command and kill it or processes below it; return its exit code, None once it was killed itself."""
+    stale = half_written(out)
+    pid = start(part, out)
+    for _ in range(MOST_KILLS):
+        code = wait(pid, rng.uniform(0, seconds if part == "train" else seconds / 2))
+        others = [] if part == "train" else tasks(cluster) + trainers(cluster) if cluster else list(below(pid))
+        victim = rng.choice(others) if others and rng.random() < 0.7 else pid
+        if part == "train" and code is None and counts["kills of train"] % 2:
+            code = wait_for_write(pid, out, stale)
+        if code is not None:
+            return code
+        kill_process(victim)
+        counts[f"kills of {part}"] += 1
+        counts["during a write"] += bool(half_written(out) - stale)
+        if victim == pid:
+            os.waitpid(pid, 0)
+            return None
+        counts["of workers"] += 1
+    return wait(pid, 900)
+
+
+def kill_process(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 9)
+
+
+def half_written(out: Path) -> set[Path]:
+    return set(out.rglob(".*.new"))
+
+
+def wait_for_write(pid: int, out: Path, stale: set[Path]) -> int | None:
+    """Wait until a file is being written; return the exit code of a process that ends before."""
+    while not half_written(out) - stale:
+        if (code := wait(pid, 0)) is not None:
+            return code
+    return None
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def test_on_a_full_disk_every_run_fails_with_a_sentence_and_completes_once_there
             assert_same_run(ours.folder, theirs.folder)
 
 
-@pytest.mark.parametrize(("part", "rounds"), [("train", 3), ("disk", 2), ("damage", 3)])
+@pytest.mark.parametrize(("part", "rounds"), [("train", 3), ("compare", 2), ("disk", 2), ("damage", 3)])
 def test_the_small_form_of_the_campaign(part, rounds):
     command = [sys.executable, "-m", "tests.lab.kills", "--seed", "0", "--rounds", str(rounds), "--parts", part]
     found = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600)
