@@ -45,5 +45,5 @@ def train_one_epoch(folder: Path, recipe: BaseRecipe, **settings: Any) -> None:
         return training
 
     with pytest.raises(_StoppedError):
-        train_on_fabric(recipe, folder, SimpleNamespace(load=module.load, build=build), device="cpu", **settings)
+        train_on_fabric(recipe, folder, SimpleNamespace(build=build), device="cpu", **settings)
     assert len(RunFolder(folder).metrics) == 1

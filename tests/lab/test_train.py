@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -36,6 +36,11 @@ class Walk(BaseRecipe):
     method: str = "straight"
     seed: int = 0
     length: Count = 4
+
+    digest: ClassVar[str] = "d"
+
+    def load(self, cache=None):
+        return SimpleNamespace(digest=lambda digest=Walk.digest: digest)
 
     @property
     def num_epochs(self) -> int:
@@ -86,10 +91,8 @@ def walk(
     every: float = 0,
     **stop,
 ):
-    kind = SimpleNamespace(
-        load=lambda recipe, cache: SimpleNamespace(digest=lambda: digest),
-        build=lambda recipe, data, fabric: stop.pop("of", Walking)(recipe, fabric, **stop),
-    )
+    kind = SimpleNamespace(build=lambda recipe, data, fabric: stop.pop("of", Walking)(recipe, fabric, **stop))
+    Walk.digest = digest
     console = Console(file=io.StringIO(), width=10_000)
     try:
         return train_on_fabric(task or Walk(), folder, kind, device="cpu", console=console, checkpoint_every=every)
@@ -196,10 +199,7 @@ def test_a_complete_run_has_its_weights_and_no_state_of_the_optimizer_unless_all
 
 
 def test_all_checkpoints_are_kept_on_demand(tmp_path):
-    kind = SimpleNamespace(
-        load=lambda recipe, cache: SimpleNamespace(digest=lambda: "d"),
-        build=lambda recipe, data, fabric: Walking(recipe, fabric),
-    )
+    kind = SimpleNamespace(build=lambda recipe, data, fabric: Walking(recipe, fabric))
     train_on_fabric(Walk(), tmp_path, kind, device="cpu", checkpoint_every=0, keep_checkpoints=True)
     assert [read_signed(tmp_path / f"epoch-{epoch}.ckpt")["epoch"] for epoch in range(1, 5)] == [1, 2, 3, 4]
     assert "optimizer" in RunFolder(tmp_path).checkpoint()["training"]

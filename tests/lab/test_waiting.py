@@ -61,7 +61,7 @@ def test_the_count_sees_what_waits():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_on_images_waits_for_nothing(method):
     recipe = ImageRecipe(model="resnet18", width=0.0625, method=method, epochs=1, limit=64, batch_size=16)
-    data = images.load(recipe, None)
+    data = recipe.load()
     training = images.build(recipe, type(data)(**{**vars(data), "crop": True, "flip": True}), cpu())
     assert steps(training, 4) == []
 
@@ -71,10 +71,10 @@ def test_a_step_on_images_waits_for_nothing(method):
 def test_a_step_on_text_waits_for_nothing(method, model):
     size = {"layers": 1, "width": 16, "head": 8, "inner": 16, "sequence": 8, "batch_size": 4}
     recipe = LanguageRecipe(dataset="pydoc", model=model, method=method, iterations=20, interval=10, **size)
-    assert steps(language.build(recipe, language.load(recipe, None), cpu()), 4) == []
+    assert steps(language.build(recipe, recipe.load(), cpu()), 4) == []
 
 
 def test_a_step_on_functions_waits_for_nothing():
     size = {"width": 8, "modes": 4, "limit": 32, "test_limit": 4, "grid": 32, "batch_size": 4}
     recipe = OperatorRecipe(iterations=20, interval=10, **size)
-    assert steps(operators.build(recipe, operators.load(recipe, None), cpu()), 4) == []
+    assert steps(operators.build(recipe, recipe.load(), cpu()), 4) == []

@@ -35,11 +35,18 @@ class RemoteFile:
         name: Path inside the cache folder.
         urls: Addresses, in the order in which they are tried.
         md5: Checksum of the file.
+        sha256: Checksum in place of ``md5``, for a file that is executed.
     """
 
     name: str
     urls: tuple[str, ...]
-    md5: str
+    md5: str = ""
+    sha256: str = ""
+
+    @property
+    def checksum(self) -> str:
+        """The checksum as pooch takes it."""
+        return f"sha256:{self.sha256}" if self.sha256 else f"md5:{self.md5}"
 
 
 @dataclass(frozen=True)
@@ -133,13 +140,13 @@ def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True)
 
     path = cache_folder(cache) / file.name
     check_regular(path)
-    if path.is_file() and pooch.file_hash(str(path), alg="md5") == file.md5:
+    if path.is_file() and pooch.hashes.hash_matches(str(path), file.checksum):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     retrieve = partial(
         pooch.retrieve,
-        known_hash=f"md5:{file.md5}",
+        known_hash=file.checksum,
         fname=path.name,
         path=path.parent,
         downloader=partial(_download, part=part, progress=progress),

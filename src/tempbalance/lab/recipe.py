@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -60,7 +61,7 @@ class Method:
     """How to train.
 
     Attributes:
-        optimizer: Its name in `tempbalance.lab.images.optimizers.OPTIMIZERS`.
+        optimizer: Its name in `tempbalance.lab.images.optimizers.build_optimizer`.
         balanced: Whether layers get scales; otherwise they are only scored.
         regularized: Whether the spectral norm is regularised.
         restarts: Whether the cosine restarts.
@@ -148,10 +149,12 @@ ACCURACY = Measure("test_accuracy", "accuracy", "%", "points")
 
 
 class BaseRecipe(BaseModel):
-    """Base of all recipes. Each field is an option: its type and range, its help text and its default.
+    """Base of all recipes. Each field is an option: its type and range, its help text (a string) and its default.
 
     Attributes:
         kind: Name of the kind of run; `find_kind` knows them all.
+        known_data: Datasets by name, which do not change.
+        data_options: Options that `load` reads.
         measure: Number by which runs are judged.
         result_names: Numbers in the result of a complete run.
         is_float32: Whether runs train in 32-true only.
@@ -161,6 +164,8 @@ class BaseRecipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     kind: ClassVar[str]
+    known_data: ClassVar[Collection[str]] = ()
+    data_options: ClassVar[tuple[str, ...]] = ("dataset", "limit", "test_limit")
     measure: ClassVar[Measure]
     result_names: ClassVar[tuple[str, ...]]
     is_float32: ClassVar[bool] = False
@@ -170,6 +175,11 @@ class BaseRecipe(BaseModel):
     model: str
     method: str
     seed: Seed = SEEDS[0]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = next((each for each in field.metadata if isinstance(each, str)), field.description)
 
     def __init__(self, **options: Any) -> None:
         """Check all options.
@@ -232,14 +242,20 @@ class BaseRecipe(BaseModel):
         """
         raise NotImplementedError
 
+    def load(self, cache: Path | None = None) -> Any:
+        """Return the data, which have a ``digest()``; downloads are kept in the cache."""
+        raise NotImplementedError
+
     @property
     def has_own_data(self) -> bool:
         """Whether the data are a user's own, which can change, and exist."""
-        return False
+        return self.dataset not in self.known_data and Path(self.dataset).expanduser().exists()
 
     def own_digest(self) -> str | None:
         """Return the checksum of a user's own data, which can change; ``None`` for known data."""
-        return None
+        if not self.has_own_data:
+            return None
+        return _own_digest(type(self), tuple((name, getattr(self, name)) for name in self.data_options))
 
     @property
     def name(self) -> str:
@@ -269,6 +285,12 @@ class BaseRecipe(BaseModel):
             ValueError: If an option is unknown or its value is not allowed.
         """
         return cls(**{str(name): value for name, value in options.items()})
+
+
+@lru_cache(maxsize=4)
+def _own_digest(kind: type[BaseRecipe], options: tuple[tuple[str, Any], ...]) -> str:
+    digest: str = kind(**dict(options)).load().digest()
+    return digest
 
 
 # Options of scoring. min_eigenvalues is not among them: some studies use it after training.

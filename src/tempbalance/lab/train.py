@@ -241,9 +241,8 @@ def train_on_fabric(
     Args:
         recipe: What to train.
         folder: Where the run is kept.
-        kind: The module of the recipe's kind: ``load(recipe, cache)`` gives the data, ``check(recipe, data,
-            num_processes)``, if there is one, refuses data that do not fit, ``build(recipe, data, fabric)`` gives the
-            `Training`.
+        kind: The module of the recipe's kind: ``check(recipe, data, num_processes)``, if there is one, refuses data
+            that do not fit, ``build(recipe, data, fabric)`` gives the `Training`.
         console: Where it says how it goes, warnings included; ``None`` for nowhere.
         device: Fabric's accelerator.
         devices: How many a machine. One process trains on each; this one starts the others.
@@ -264,7 +263,7 @@ def train_on_fabric(
     check_run(run, recipe, precision=precision, speed=speed)
     result, digest = finished(run, recipe), ""
     if result is None or recipe.has_own_data:
-        data = kind.load(recipe, cache)
+        data = recipe.load(cache)
         digest = data.digest()
         check_run(run, recipe, digest=digest)
     if threads is not None:

@@ -1,6 +1,6 @@
 import pytest
 
-from tempbalance.lab.detection.voc import Box, read_boxes
+from tempbalance.lab.detection.data import Box, read_boxes
 from tests.cases import raises
 from tests.lab.detection.layout import annotation_xml, object_xml
 

@@ -4,14 +4,14 @@ import json
 import os
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from tempbalance.lab.detection import data
-from tempbalance.lab.detection.data import NUM_IMAGES as NUM_SHAPES
-from tempbalance.lab.detection.data import VOC2007, WEIGHTS, Weights, draw_shapes, find_weights, ready_data, unpack
+from tempbalance.lab.detection.data import NUM_SHAPES, VOC2007, WEIGHTS, draw_shapes, ready_data, unpack
 from tempbalance.lab.detection.recipe import NUM_IMAGES, NUM_TRAIN_VAL, PRETRAINED
-from tempbalance.lab.download import DownloadError
+from tempbalance.lab.download import DownloadError, fetch
 from tests.cases import raises
 from tests.lab.detection.layout import annotation_xml, make_voc, object_xml
 
@@ -138,21 +138,22 @@ def test_an_archive_that_was_cut_off_is_refused(tmp_path):
         unpack(tmp_path / "bad.tar", tmp_path / "here")
 
 
-def test_weights_are_found_in_the_cache_by_their_checksum(tmp_path, monkeypatch):
+def test_weights_are_found_in_the_cache_by_their_checksum(tmp_path):
     content = b"weights"
-    known = Weights("http://127.0.0.1:9/yolov8n.pt", hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(WEIGHTS, "yolov8n", known)
+    weights = replace(
+        WEIGHTS["yolov8n"], urls=("http://127.0.0.1:9/yolov8n.pt",), sha256=hashlib.sha256(content).hexdigest()
+    )
     path = tmp_path / "detection" / "yolov8n.pt"
     path.parent.mkdir()
     path.write_bytes(content)
-    assert find_weights("yolov8n", cache=tmp_path) == path
+    assert fetch(weights, cache=tmp_path) == path
     path.write_bytes(b"something else that would be run")
     with raises(DownloadError, "yolov8n.pt", "http://127.0.0.1:9"):
-        find_weights("yolov8n", cache=tmp_path)
+        fetch(weights, cache=tmp_path)
 
 
 def test_a_pipe_in_the_place_of_pretrained_weights_is_refused(tmp_path):
     (tmp_path / "detection").mkdir()
     os.mkfifo(tmp_path / "detection" / "yolov8n.pt")
     with raises(DownloadError, "yolov8n.pt", "regular"):
-        find_weights("yolov8n", cache=tmp_path)
+        fetch(WEIGHTS["yolov8n"], cache=tmp_path)

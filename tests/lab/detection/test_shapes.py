@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tempbalance.lab.detection.data import CLASSES, SIDE, draw_shapes
-from tempbalance.lab.detection.voc import read_voc
+from tempbalance.lab.detection.data import SHAPES, SIDE, draw_shapes, read_voc
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +14,7 @@ def folder(tmp_path_factory):
 
 def test_every_class_is_drawn_in_both_parts(folder):
     data = read_voc(folder)
-    assert data.classes == CLASSES
+    assert data.classes == SHAPES
     assert [len(images) for images in data.splits.values()] == [60, 20]
     for images in data.splits.values():
         assert {box.label for image in images for box in image.boxes} == {0, 1, 2}

@@ -336,9 +336,9 @@ def test_a_device_or_precision_that_cannot_be_is_refused(runs, options, carried)
 
 
 def test_weights_are_found_or_downloaded_only_when_the_model_asks_for_them(runs, monkeypatch, tmp_path):
-    monkeypatch.setattr(training, "find_weights", lambda model, cache: tmp_path / f"{model}.pt")
+    monkeypatch.setattr(training, "fetch", lambda file, cache: tmp_path / file.name)
     runs(model="yolov8n")
-    assert FakeYolo.trained[0]["source"] == str(tmp_path / "yolov8n.pt")
+    assert FakeYolo.trained[0]["source"] == str(tmp_path / "detection" / "yolov8n.pt")
 
 
 def test_what_to_install_is_said_where_ultralytics_is_missing(runs, monkeypatch):

@@ -4,8 +4,8 @@ import os
 import pytest
 from PIL import Image
 
-from tempbalance.lab.detection import voc
-from tempbalance.lab.detection.voc import CLASSES, read_voc, write_yolo
+from tempbalance.lab.detection import data as data_module
+from tempbalance.lab.detection.data import CLASSES, read_voc, write_yolo
 from tests.cases import raises
 from tests.lab.detection.layout import annotation_xml, make_voc, object_xml
 
@@ -16,8 +16,7 @@ def folder(tmp_path):
 
 
 def written(folder, target):
-    data = read_voc(folder)
-    return write_yolo(data, target, digest=data.digest()).parent
+    return write_yolo(read_voc(folder), target).description.parent
 
 
 def test_labels_are_class_centre_and_sides_as_shares_of_the_image(folder, tmp_path):
@@ -151,8 +150,8 @@ def test_a_conversion_that_stops_halfway_leaves_nothing_that_looks_whole_and_the
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(voc.os, "rename", killed)
-        patch.setattr(voc.shutil, "rmtree", lambda *_, **__: None)  # a kill tidies nothing up
+        patch.setattr(data_module.os, "rename", killed)
+        patch.setattr(data_module.shutil, "rmtree", lambda *_, **__: None)  # a kill tidies nothing up
         with pytest.raises(KeyboardInterrupt):
             written(folder, tmp_path / "yolo")
     assert not (tmp_path / "yolo").exists()
@@ -170,4 +169,4 @@ def test_an_image_that_its_exif_data_turn_is_refused(tmp_path):
         exif[0x0112] = 6
         image.save(path, exif=exif)
     with raises(ValueError, path, "EXIF", 6):
-        write_yolo(read_voc(folder), tmp_path / "yolo", digest="")
+        write_yolo(read_voc(folder), tmp_path / "yolo")

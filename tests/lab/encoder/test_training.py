@@ -11,7 +11,7 @@ import tokenizers
 import transformers
 
 from tempbalance.lab.encoder.recipe import FILES, EncoderRecipe
-from tempbalance.lab.encoder.training import Classifier, load
+from tempbalance.lab.encoder.training import Classifier
 from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder
 from tests.cases import raises
@@ -43,7 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_the_encoder_without_frozen_blocks_gives_the_states_of_transformers(folder):
-    data = load(EncoderRecipe(dataset=str(folder), sequence=6), None)
+    data = EncoderRecipe(dataset=str(folder), sequence=6).load()
     part, network = data.test[:3], Classifier(data.bert, None).eval()
     with torch.no_grad():
         states = data.bert(part.tokens, attention_mask=part.mask).last_hidden_state
@@ -72,7 +72,7 @@ def test_the_seed_draws_as_many_sentences_of_each_label(folder):
     drawn = []
     for seed in (43, 43, 37):
         recipe = EncoderRecipe(dataset=str(folder), method="adamw", seed=seed, score_baseline=False, **SIZE)
-        training = EncoderTraining(recipe, load(recipe, None), fabric)
+        training = EncoderTraining(recipe, recipe.load(), fabric)
         assert training.train_states.labels.tolist() == [0, 0, 1, 1]
         drawn.append(training.network.head.weight)
     assert torch.equal(drawn[0], drawn[1])
@@ -88,11 +88,11 @@ def test_bad_folders_are_refused_in_a_line(folder, tmp_path):
         (other / name).write_bytes((folder / name).read_bytes())
     (other / "dev.tsv").write_text("label\tsentence\n2\tgood\n")
     with raises(ValueError, "dev.tsv", "label 0 or 1"):
-        load(EncoderRecipe(dataset=str(other)), None)
+        EncoderRecipe(dataset=str(other)).load()
     with raises(ValueError, "limit", "label 0", "400"):
         from lightning.fabric import Fabric
 
         from tempbalance.lab.encoder.training import EncoderTraining
 
         recipe = EncoderRecipe(dataset=str(folder), limit=400)
-        EncoderTraining(recipe, load(recipe, None), Fabric(accelerator="cpu", devices=1))
+        EncoderTraining(recipe, recipe.load(), Fabric(accelerator="cpu", devices=1))

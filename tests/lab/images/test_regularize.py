@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tempbalance.lab.images.regularize import SpectralNormRegularizer
+from tempbalance.lab.images.optimizers import SpectralNormRegularizer
 
 
 def small_network(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:

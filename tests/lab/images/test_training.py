@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.images.training import ImageTraining, initial_network, load
+from tempbalance.lab.images.training import ImageTraining, initial_network
 from tempbalance.lab.recipe import METHODS
 from tempbalance.lab.runs import DivergedError, InterruptedRunError, OtherRunError, TrainingError, load_weights
 from tempbalance.lab.train import train
@@ -130,7 +130,7 @@ def test_a_run_is_read_in_python_as_the_documentation_says(whole, tmp_path, monk
 
 
 def test_the_weights_of_a_finished_run_are_read_with_one_function(whole, tmp_path):
-    network = initial_network(SMALL, load(SMALL, None))
+    network = initial_network(SMALL, SMALL.load())
     network.load_state_dict(load_weights(whole))
     saved = torch.load(whole / "last.ckpt", weights_only=True)["training"]["network"]
     assert all(torch.equal(each, saved[name]) for name, each in network.state_dict().items())
@@ -473,12 +473,12 @@ def test_the_test_set_can_be_smaller_than_the_training_set(tmp_path):
 def test_a_recipe_decides_followers_flips_and_power_iterations(tmp_path):
     options = {"model": "resnet18", "width": 0.0625, "method": "tb+snr", "limit": 64, "epochs": 1}
     training = ImageTraining(
-        published := ImageRecipe(**options, norms="name", snr_iterations=5, flip=True), load(published, None), cpu()
+        published := ImageRecipe(**options, norms="name", snr_iterations=5, flip=True), published.load(), cpu()
     )
     assert (training.regularizer.num_iterations, training.regularizer.fresh) == (5, True)
     label = {each: group.get("layer") for group in training.optimizer.param_groups for each in group["params"]}
     assert label[training.network.layer2[0].shortcut[1].weight] is None
-    plain = ImageTraining(ours := ImageRecipe(**options), load(ours, None), cpu())
+    plain = ImageTraining(ours := ImageRecipe(**options), ours.load(), cpu())
     assert (plain.regularizer.num_iterations, plain.regularizer.fresh) == (1, False)
     label = {each: group.get("layer") for group in plain.optimizer.param_groups for each in group["params"]}
     assert label[plain.network.layer2[0].shortcut[1].weight] == "layer2.0.shortcut.0"
@@ -531,9 +531,9 @@ def test_a_baseline_that_is_not_scored_resumes_and_has_a_page(tmp_path):
     first = changed(recipe, stop_after=1)
     run(first, tmp_path / "cut")
     state = torch.load(tmp_path / "cut" / "last.ckpt", weights_only=True)
-    training = ImageTraining(recipe, load(recipe, None), cpu())
+    training = ImageTraining(recipe, recipe.load(), cpu())
     training.epoch(1)
-    resumed = ImageTraining(recipe, load(recipe, None), cpu())
+    resumed = ImageTraining(recipe, recipe.load(), cpu())
     resumed.load_state_dict(training.state_dict())
     assert state["training"]["scheduler"]["last_epoch"] == training.scheduler.last_epoch
     assert [resumed.epoch(2).metrics] == RunFolder(tmp_path / "whole").metrics[1:]
@@ -572,7 +572,7 @@ def assert_speed_is_kept(recipe: ImageRecipe, tmp_path: Path, *speed: str) -> No
 def test_weights_in_channels_last_order_train_and_resume(tmp_path, method):
     recipe = changed(SPEEDY, method=method, lr=None)
     assert_speed_is_kept(recipe, tmp_path, "channels_last")
-    training = ImageTraining(recipe, load(recipe, None), cpu())
+    training = ImageTraining(recipe, recipe.load(), cpu())
     training.accelerate(["channels_last"])
     convs = [each for each in training.network.parameters() if each.dim() == 4 and each.shape[-1] > 1]
     assert all(each.is_contiguous(memory_format=torch.channels_last) for each in convs)
@@ -582,7 +582,7 @@ def test_weights_in_channels_last_order_train_and_resume(tmp_path, method):
 def test_fused_optimizers_train_and_resume(tmp_path, method):
     recipe = changed(SPEEDY, method=method, lr=None)
     assert_speed_is_kept(recipe, tmp_path, "fused")
-    training = ImageTraining(recipe, load(recipe, None), cpu())
+    training = ImageTraining(recipe, recipe.load(), cpu())
     training.accelerate(["fused"])
     assert all(group["fused"] for group in training.optimizer.param_groups)
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from tempbalance.lab.operators.data import (
+from tempbalance.lab.operators.recipe import GRIDS, SOLVED
+from tempbalance.lab.operators.training import (
     EQUATIONS,
-    GRIDS,
     NUM_WAVES,
-    SOLVED,
     SPEED,
     TIME,
     VISCOSITY,

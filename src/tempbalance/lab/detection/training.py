@@ -22,8 +22,9 @@ from rich.console import Console
 
 import tempbalance
 from tempbalance.integrations.ultralytics import UltralyticsBalance, balance
-from tempbalance.lab.detection.data import ReadyData, find_weights, ready_data
-from tempbalance.lab.detection.recipe import PRETRAINED, DetectionRecipe, check_installed
+from tempbalance.lab.detection.data import WEIGHTS, ready_data
+from tempbalance.lab.detection.recipe import DetectionRecipe, check_installed
+from tempbalance.lab.download import fetch
 from tempbalance.lab.progress import epoch_text, say
 from tempbalance.lab.recipe import find_method
 from tempbalance.lab.runs import (
@@ -41,13 +42,9 @@ from tempbalance.runlog import Line, RunFolder, read_signed, write_whole
 OWN_FILES = "ultralytics"
 _DEVICES = {"auto": "", "gpu": "", "cuda": "", "cpu": "cpu", "mps": "mps"}
 _AMP = {"32-true": False, "32": False, "16-mixed": True, "16": True, "bf16-mixed": "bf16", "bf16": "bf16"}
-# no requests to servers, no automatic installs, no progress bars in a log
-_QUIET = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
-
 _BALANCE = (
     "tail", "tail_fraction", "score", "interval", "start", "score_first", "score_last", "min_eigenvalues",
 )  # fmt: skip
-_MAP, _MAP50 = "metrics/mAP50-95(B)", "metrics/mAP50(B)"  # ultralytics' names
 
 
 def train_on_ultralytics(
@@ -63,33 +60,13 @@ def train_on_ultralytics(
     keep_checkpoints: bool = False,
     **_: Any,
 ) -> Line:
-    """Train a recipe, or resume the run in the folder.
+    """Train a recipe, or resume the run in the folder; settings and errors are those of `tempbalance.lab.train.train`.
 
-    Args:
-        recipe: Recipe of the run.
-        folder: Folder of the run.
-        console: Console for the progress; ``None`` for none.
-        device: ``cpu``, ``mps``, or a GPU if there is one; one process trains on one device.
-        precision: ``32-true``, ``16-mixed`` or ``bf16-mixed``.
-        threads: Number of torch threads; ``None`` for ultralytics' default.
-        cache: Cache folder of data and weights.
-        checkpoint_every: Seconds between checkpoints.
-        keep_checkpoints: Keep all checkpoints.
-
-    Returns:
-        The run's result.
-
-    Raises:
-        ModuleNotFoundError: If ultralytics is not installed.
-        ValueError: If the device, the precision or the data are invalid.
-        OtherRunError: If the folder holds a run of another recipe or of other data.
-        RunFolderError: If another process trains there, or a file there is damaged.
-        TrainingError: If the loss is not finite, the memory too small for a batch, or the disk full.
-        InterruptedRunError: On Ctrl-C or SIGTERM.
+    Other settings are ignored. The memory may be too small for a batch, which is a `TrainingError` too.
     """
-    options = _settings(device, precision, threads)
+    options = _options(device, precision, threads)
     package, run = load_ultralytics(), RunFolder(folder)
-    data = ready_data(recipe.dataset, cache=cache, split=recipe.split, limit=recipe.limit, test_limit=recipe.test_limit)
+    data = ready_data(cache=cache, **{name: getattr(recipe, name) for name in recipe.data_options})
     check_run(run, recipe, precision=precision, digest=data.digest)
     show = partial(say, console or Console(quiet=True))
     recorder = Recorder(run, recipe, say=show, every=checkpoint_every, keep_checkpoints=keep_checkpoints)
@@ -97,30 +74,47 @@ def train_on_ultralytics(
         if (result := finished(run, recipe)) is not None:
             recorder.say(f"{folder} is complete already")
             return result
+        own = folder / OWN_FILES
+        last = own / "weights" / "last.pt"
         state = recorder.resume()
-        checkpoint = folder / OWN_FILES / "weights" / "last.pt" if state and "file" in state else None
-        if state is not None and checkpoint is not None:
-            write_whole(checkpoint, state["file"].numpy().tobytes())
+        if is_resumed := state is not None and "file" in state:
+            write_whole(last, state["file"].numpy().tobytes())
         elif state is None:
-            shutil.rmtree(folder / OWN_FILES, ignore_errors=True)
+            shutil.rmtree(own, ignore_errors=True)
             made_with = {"data": data.digest, "precision": full_precision(precision)}
             recorder.begin(made_with, packages={OWN_FILES: package.__version__})
         if recorder.epoch < recipe.num_epochs:
-            callbacks = Callbacks(recorder, threads=threads)
-            _train(package, recipe, data, callbacks, checkpoint, folder, options, cache)
-        if recipe.split == "train":
-            return recorder.finish(_test_last_and_best(package, recipe, data, recorder, folder, options))
-        last = run.metrics[-1]
-        return recorder.finish({name: last[name] for name in ("test_map", "test_map50")})
+            source: Path | str = last if is_resumed else recipe.model
+            if source in WEIGHTS:
+                source = fetch(WEIGHTS[recipe.model], cache=cache)
+            model = package.YOLO(str(source), task="detect")
+            Callbacks(recorder, threads=threads).attach(model)
+            options["data"] = str(data.description)
+            known = package.utils.DEFAULT_CFG_DICT
+            model.train(resume=is_resumed, save_dir=str(own.resolve()), **options, **train_options(recipe, known=known))
+        if recipe.split != "train":
+            return recorder.finish({name: run.metrics[-1][name] for name in ("test_map", "test_map50")})
+        write_whole(own / "weights" / "best.pt", read_signed(folder / "best.ckpt")["file"].numpy().tobytes())
+        tested = {}
+        for name in ("last", "best"):
+            found = package.YOLO(str(own / "weights" / f"{name}.pt"), task="detect").val(
+                data=str(data.description),
+                split="test",
+                imgsz=recipe.image_size,
+                batch=recipe.batch_size,
+                save_dir=str((own / "test").resolve()),
+                plots=False,
+                device=options["device"],
+                workers=options["workers"],
+            )
+            tested[name] = found.results_dict
+        valid = run.metrics[recorder.best["epoch"] - 1]
+        numbers = {**_precision("test", tested["last"]), **_precision("best", tested["best"])}
+        return recorder.finish({**numbers, "valid_map": valid["valid_map"], "valid_map50": valid["valid_map50"]})
 
 
 class Callbacks:
-    """Callbacks of ultralytics that balance, and write each epoch after ultralytics has saved it.
-
-    Args:
-        recorder: Recorder of the run.
-        threads: Number of torch threads, which ultralytics changes when it starts.
-    """
+    """Callbacks of ultralytics that balance, and write each epoch after ultralytics has saved it."""
 
     def __init__(self, recorder: Recorder, *, threads: int | None) -> None:
         assert isinstance(recorder.recipe, DetectionRecipe)
@@ -137,9 +131,8 @@ class Callbacks:
             options["assignment"] = self.recipe.library_assignment
             scale_range = self.recipe.scale_range if self.recipe.is_balanced else (1.0, 1.0)
             self.balance = balance(model, scale_range=scale_range, **options)
-        model.add_callback("on_pretrain_routine_end", self.on_pretrain_routine_end)
-        model.add_callback("on_train_epoch_end", self.on_train_epoch_end)
-        model.add_callback("on_model_save", self.on_model_save)
+        for event in ("on_pretrain_routine_end", "on_train_epoch_end", "on_model_save"):
+            model.add_callback(event, getattr(self, event))
 
     @property
     def scheduler(self) -> tempbalance.TempBalance | None:
@@ -147,7 +140,7 @@ class Callbacks:
         return None if self.balance is None else self.balance.scheduler
 
     def on_pretrain_routine_end(self, trainer: Any) -> None:
-        """Set the options that ultralytics lacks."""
+        """Set the options that ultralytics lacks, and the number of threads, which it has changed."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         for group in trainer.optimizer.param_groups:
@@ -170,19 +163,18 @@ class Callbacks:
 
     def on_model_save(self, trainer: Any) -> None:
         """Write the epoch after ultralytics has tested or validated it, and saved it."""
-        epoch = trainer.epoch + 1
         low, high = self._rates(trainer)
-        metrics: Line = {"epoch": epoch, "lr_min": low, "lr_max": high, "train_loss": self._loss}
+        metrics: Line = {"epoch": trainer.epoch + 1, "lr_min": low, "lr_max": high, "train_loss": self._loss}
         weights = None
         if self.recipe.split == "trainval":
             metrics |= _precision("test", trainer.metrics)
         else:
             metrics |= _precision("valid", trainer.metrics)
             metrics["valid_fitness"] = 0.9 * metrics["valid_map"] + 0.1 * metrics["valid_map50"]  # as published
-            weights = {"file": _as_tensor(trainer.last)}
+            weights = _as_state(trainer.last)
         epoch_lines = Epoch(metrics, self._layer_lines(trainer))
         seconds, self._started = time.monotonic() - self._started, time.monotonic()
-        self.recorder.write(epoch_lines, lambda: {"file": _as_tensor(trainer.last)}, seconds=seconds, weights=weights)
+        self.recorder.write(epoch_lines, lambda: _as_state(trainer.last), seconds=seconds, weights=weights)
         self.recorder.say(epoch_text(self.recipe, metrics))
 
     def _rates(self, trainer: Any) -> tuple[float, float]:
@@ -209,54 +201,25 @@ class Callbacks:
 
 
 def _precision(part: str, metrics: Mapping[str, Any]) -> Line:
-    """Return ultralytics' precisions on a part of the images, in percent."""
-    return {f"{part}_map": 100 * float(metrics[_MAP]), f"{part}_map50": 100 * float(metrics[_MAP50])}
+    """Return ultralytics' precisions in percent."""
+    names = {"map": "metrics/mAP50-95(B)", "map50": "metrics/mAP50(B)"}
+    return {f"{part}_{name}": 100 * float(metrics[theirs]) for name, theirs in names.items()}
 
 
-def _test_last_and_best(
-    package: Any,
-    recipe: DetectionRecipe,
-    data: ReadyData,
-    recorder: Recorder,
-    folder: Path,
-    settings: dict[str, Any],
-) -> Line:
-    """Test the last checkpoint, and the one that was best on the validation images; return the numbers of both."""
-    own = folder / OWN_FILES
-    write_whole(own / "weights" / "best.pt", read_signed(folder / "best.ckpt")["file"].numpy().tobytes())
-    tested = []
-    for name in ("last.pt", "best.pt"):
-        found = package.YOLO(str(own / "weights" / name), task="detect").val(
-            data=str(data.description),
-            split="test",
-            imgsz=recipe.image_size,
-            batch=recipe.batch_size,
-            save_dir=str((own / "test").resolve()),
-            plots=False,
-            device=settings["device"],
-            workers=settings["workers"],
-        )
-        tested.append(_precision("test", found.results_dict))
-    last, best = tested
-    valid = recorder.run.metrics[recorder.best["epoch"] - 1]
-    result = {**last, "best_map": best["test_map"], "best_map50": best["test_map50"]}
-    return {**result, "valid_map": valid["valid_map"], "valid_map50": valid["valid_map50"]}
-
-
-def _as_tensor(path: Path) -> torch.Tensor:
-    """Return the bytes of a file as a tensor, which a checkpoint can hold."""
-    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+def _as_state(path: Path) -> dict[str, torch.Tensor]:
+    """Return a file's bytes as a tensor, which a checkpoint can hold."""
+    return {"file": torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)}
 
 
 def load_ultralytics() -> Any:
     """Import ultralytics without requests to servers, automatic installs or progress bars."""
     check_installed()
-    for name, value in _QUIET.items():
+    for name, value in {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}.items():
         os.environ.setdefault(name, value)
     return import_module("ultralytics")
 
 
-def _settings(device: str, precision: str, threads: int | None) -> dict[str, Any]:
+def _options(device: str, precision: str, threads: int | None) -> dict[str, Any]:
     """Return device, precision and workers as options of ultralytics."""
     for name, value, known in (("device", device, _DEVICES), ("precision", precision, _AMP)):
         if value not in known:
@@ -266,40 +229,8 @@ def _settings(device: str, precision: str, threads: int | None) -> dict[str, Any
     return {"device": _DEVICES[device], "amp": _AMP[precision], "workers": min(8, threads or 8)}
 
 
-def _train(
-    package: Any,
-    recipe: DetectionRecipe,
-    data: ReadyData,
-    callbacks: Callbacks,
-    checkpoint: Path | None,
-    folder: Path,
-    settings: dict[str, Any],
-    cache: Path | None,
-) -> None:
-    """Train the remaining epochs with ultralytics."""
-    source: Path | str = recipe.model
-    if checkpoint is not None:
-        source = checkpoint
-    elif recipe.model in PRETRAINED:
-        source = find_weights(recipe.model, cache=cache)
-    model = package.YOLO(str(source), task="detect")
-    callbacks.attach(model)
-    model.train(
-        resume=checkpoint is not None,
-        data=str(data.description),
-        save_dir=str((folder / OWN_FILES).resolve()),
-        **settings,
-        **train_options(recipe, known=package.utils.DEFAULT_CFG_DICT),
-    )
-
-
 def train_options(recipe: DetectionRecipe, *, known: Container[str]) -> dict[str, Any]:
-    """Convert a recipe to options of ultralytics; other options keep ultralytics' defaults.
-
-    Args:
-        recipe: Recipe of the run.
-        known: Options of the installed version of ultralytics.
-    """
+    """Convert a recipe to the options that this version of ultralytics knows; others keep its defaults."""
     options = {
         "epochs": recipe.epochs,
         "batch": recipe.batch_size,

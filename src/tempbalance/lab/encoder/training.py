@@ -25,33 +25,19 @@ _AT_ONCE = 50  # sentences of an evaluation
 
 @dataclass(frozen=True, eq=False)
 class Sentences:
-    """Sentences as tokens.
-
-    Attributes:
-        tokens: Shape ``(N, n)``.
-        mask: Whether a token is one, not padding; shape ``(N, n)``.
-        labels: Shape ``(N,)``.
-    """
+    """Sentences as tokens, or as their states: ``mask`` says which are no padding."""
 
     tokens: Tensor
     mask: Tensor
     labels: Tensor
 
     def __getitem__(self, places: Any) -> Sentences:
-        """Return some of them."""
         return Sentences(self.tokens[places], self.mask[places], self.labels[places])
 
 
 @dataclass(frozen=True, eq=False)
 class EncoderData:
-    """A pretrained encoder and the sentences of a folder.
-
-    Attributes:
-        bert: Of `transformers`.
-        train: To draw from.
-        test: In their order.
-        checksum: Of the files.
-    """
+    """A pretrained encoder of `transformers`, the sentences of a folder, and the checksum of its files."""
 
     bert: nn.Module
     train: Sentences
@@ -59,17 +45,11 @@ class EncoderData:
     checksum: str
 
     def digest(self) -> str:
-        """Return the checksum of the files."""
         return self.checksum
 
 
 class Classifier(nn.Module):
-    """Blocks of a BERT and a linear layer on the mean of its states.
-
-    Args:
-        bert: Whose last blocks are trained.
-        blocks: How many; ``None`` for all, and the embeddings.
-    """
+    """The last blocks of a BERT, or all and the embeddings, and a linear layer on the mean of the states."""
 
     def __init__(self, bert: Any, blocks: int | None) -> None:
         super().__init__()
@@ -88,13 +68,7 @@ class Classifier(nn.Module):
 
 
 class EncoderTraining(IterationsTraining[EncoderRecipe]):
-    """An encoder in training.
-
-    Args:
-        recipe: What to train.
-        data: On what.
-        fabric: Gives the device.
-    """
+    """An encoder in training."""
 
     def __init__(self, recipe: EncoderRecipe, data: EncoderData, fabric: Fabric) -> None:
         with seeded(recipe, 0, fabric.device):
@@ -114,7 +88,6 @@ class EncoderTraining(IterationsTraining[EncoderRecipe]):
             return super().epoch(number)
 
     def loss(self, batch: int) -> Tensor:
-        """Return the cross entropy of an iteration."""
         size = self.recipe.batch_size
         part = self.train_states[self.order[batch * size : (batch + 1) * size]]
         return cross_entropy(self.model(part.tokens, part.mask), part.labels)
@@ -172,19 +145,14 @@ def bare_network(recipe: EncoderRecipe) -> nn.Module:
     """Return a recipe's network without pretrained weights, as BERT's defaults have it where there is no folder."""
     from transformers import BertConfig, BertModel
 
-    path = Path(recipe.dataset).expanduser() / "config.json"
+    path = recipe.folder / "config.json"
     config = BertConfig.from_json_file(path) if path.is_file() else BertConfig()
     return Classifier(BertModel(config, add_pooling_layer=False), recipe.blocks)
 
 
-def load(recipe: EncoderRecipe, cache: Path | None) -> EncoderData:
-    """Return the encoder and the sentences in a recipe's folder."""
-    recipe.check_data()
-    return _load(Path(recipe.dataset).expanduser(), recipe.sequence)
-
-
 @lru_cache(maxsize=2)
-def _load(folder: Path, sequence: int) -> EncoderData:
+def load_folder(folder: Path, sequence: int) -> EncoderData:
+    """Return the encoder and the sentences in a folder."""
     import transformers
 
     api: Any = transformers

@@ -25,17 +25,9 @@ Size = tuple[int, int]  # height and width of an image in pixels
 def build_network(
     name: str, *, num_classes: int, channels: int = 3, side: int | Size = 32, width: float = 1.0
 ) -> nn.Module:
-    """Build a network with fresh weights.
+    """Build a network with fresh weights for images of a side, or of height and width in pixels.
 
-    Args:
-        name: A key of `NETWORKS`.
-        num_classes: How many outputs, >= 1.
-        channels: Of the images, >= 1.
-        side: Of the images in pixels, >= 1; height and width where they differ.
-        width: Factor on the number of channels of every layer, > 0; the paper's 256, 512 and 768 are 0.5, 1 and 1.5.
-
-    Raises:
-        ValueError: If the name is unknown.
+    ``width`` is a factor on the number of channels of every layer; the paper's 256, 512 and 768 are 0.5, 1 and 1.5.
 
     Example:
         >>> build_network("mlp", num_classes=10, channels=1, side=8, width=0.5).linear
@@ -61,7 +53,6 @@ class BasicBlock(nn.Module):
         self.shortcut = _shortcut(num_inputs, num_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to images of 1 / stride the side."""
         out = relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return relu(out + self.shortcut(x))
@@ -84,7 +75,6 @@ class Bottleneck(nn.Module):
         self.shortcut = _shortcut(num_inputs, num_outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to images of 1 / stride the side."""
         out = relu(self.bn1(self.conv1(x)))
         out = relu(self.bn2(self.conv2(out)))
         out = self.bn3(self.conv3(out))
@@ -159,7 +149,6 @@ class PreActivationBlock(nn.Module):
         self.conv2 = _conv(num_outputs, num_outputs, stride=stride, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to images of 1 / stride the side."""
         out = self.conv1(relu(self.bn1(x)))
         out = self.conv2(relu(self.bn2(out)))
         return torch.add(out, self.shortcut(x))
@@ -218,7 +207,6 @@ def _conv(num_inputs: int, num_outputs: int, *, size: int = 3, stride: int = 1, 
 
 
 def _average() -> nn.Sequential:
-    """Return the mean over all positions."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 

@@ -1,22 +1,20 @@
-"""The optimizers of the paper's methods, in the forms that the published code tuned.
+"""The optimizers of the paper's methods, in the forms that the published code tuned, and its regulariser.
 
 SGD, Adam and AdamW are torch's; LAMB and Lookahead are pytorch_optimizer's. LARS, SGDP and AdamP are written here:
 pytorch_optimizer's LARS gives vectors no trust ratio, its SGDP keeps a momentum that is not projected, and its AdamP
-reads values in each step.
-``docs/numbers.md`` lists the differences; ``tests/lab/images/reference.py`` has the formulas.
+reads values in each step. ``docs/numbers.md`` lists the differences.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cosine_similarity
-from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, normalize
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.recipe import find_method
@@ -26,14 +24,30 @@ Groups = list[dict[str, Any]]
 
 def build_optimizer(groups: Groups, recipe: ImageRecipe) -> Optimizer:
     """Return the optimizer of a recipe's method."""
-    return OPTIMIZERS[find_method(recipe.method).optimizer](groups, recipe)
+    options: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+    name = find_method(recipe.method).optimizer
+    if name in ("lamb", "lookahead"):
+        return _lamb(groups, options) if name == "lamb" else _lookahead(groups, options, recipe)
+    if name in ("sgd", "sgdp", "lars"):
+        options["momentum"] = recipe.lars_momentum if name == "lars" else recipe.momentum
+    kinds: dict[str, type[Optimizer]] = {
+        "sgd": SGD,
+        "adam": Adam,
+        "adamw": AdamW,
+        "sgdp": SGDP,
+        "lars": LARS,
+        "adamp": AdamP,
+    }
+    return kinds[name](groups, **options)
 
 
 class _Optimizer(Optimizer):
     """An optimizer that updates one parameter after the other."""
 
+    def __init__(self, params: Any, **defaults: float) -> None:
+        super().__init__(params, defaults)
+
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         with torch.no_grad():
             for group in self.param_groups:
@@ -43,7 +57,6 @@ class _Optimizer(Optimizer):
         return loss
 
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """Update one parameter."""
         raise NotImplementedError
 
     def accumulated(self, parameter: Tensor, gradient: Tensor, momentum: float) -> Tensor:
@@ -54,24 +67,12 @@ class _Optimizer(Optimizer):
 
 
 class LARS(_Optimizer):
-    """SGD whose every tensor, vectors included, steps in proportion to its own norm.
-
-    Args:
-        params: Parameters or groups of them.
-        lr: Learning rate.
-        momentum: The published code has none.
-        weight_decay: Added to the gradient.
-    """
+    """SGD whose every tensor, vectors included, steps in proportion to its own norm."""
 
     trust, eps, most, clip = 1e-3, 1e-5, 50.0, 10.0  # coefficient, added to the norm, largest ratio, largest gradient
 
-    def __init__(self, params: Any, *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """Update one parameter."""
-        norm, decay = parameter.norm(), group["weight_decay"]
-        slope = gradient.norm()
+        norm, slope, decay = parameter.norm(), gradient.norm(), group["weight_decay"]
         ratio = (self.trust * norm / (slope + decay * norm + self.eps)).clamp(max=self.most)
         ratio = torch.where((norm > 0) & (slope > 0), ratio, 1.0)
         change = gradient.add(parameter, alpha=decay).clamp(-self.clip, self.clip)
@@ -80,70 +81,43 @@ class LARS(_Optimizer):
         parameter.sub_(change * (group["lr"] * ratio))
 
 
-def projected(weight: Tensor, gradient: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-    """Remove the part of a change along the weight if the weight is scale-invariant, without reading a value.
+def _decayed(parameter: Tensor, gradient: Tensor, change: Tensor, decay: float) -> Tensor:
+    """Decay a parameter, and return its change without the part along a scale-invariant weight.
 
-    The weight counts as scale-invariant if the gradient is orthogonal to it in every output channel, or else as a
-    whole.
-
-    Returns:
-        The change, and the factor on the weight decay: 0.1 where something was removed, otherwise 1.
+    A weight counts as scale-invariant if the gradient is orthogonal to it in every output channel, or else as a whole;
+    its decay is multiplied by 0.1. No value is read.
     """
+    if parameter.dim() < 2:
+        parameter.mul_(1 - decay)
+        return change
     delta, share, eps = 0.1, 0.1, 1e-8  # the defaults of the package ``adamp``
-    found, factor = change, torch.ones((), device=weight.device, dtype=weight.dtype)
-    for num_rows in (1, len(weight)):  # the output channels come last and count if both apply
-        w, g, c = (each.reshape(num_rows, -1) for each in (weight, gradient, change))
+    found, factor = change, torch.ones((), device=parameter.device, dtype=parameter.dtype)
+    for num_rows in (1, len(parameter)):  # the output channels come last and count if both apply
+        w, g, c = (each.reshape(num_rows, -1) for each in (parameter, gradient, change))
         is_orthogonal = cosine_similarity(g, w, dim=1, eps=eps).abs().max() < delta / math.sqrt(w.shape[1])
         unit = w / (w.norm(dim=1, keepdim=True) + eps)
-        rest = (c - unit * (unit * c).sum(dim=1, keepdim=True)).reshape(weight.shape)
+        rest = (c - unit * (unit * c).sum(dim=1, keepdim=True)).reshape(parameter.shape)
         found, factor = torch.where(is_orthogonal, rest, found), torch.where(is_orthogonal, share, factor)
-    return found, factor
+    parameter.mul_(1 - decay * factor)
+    return found
 
 
 class SGDP(_Optimizer):
-    """SGD with momentum, from which the part along the weight is removed where the weight is scale-invariant.
-
-    The momentum itself is projected, as in the package ``adamp``.
-
-    Args:
-        params: Parameters or groups of them.
-        lr: Learning rate.
-        momentum: Below 1.
-        weight_decay: Multiplied by 0.1 where the momentum is projected.
-    """
-
-    def __init__(self, params: Any, *, lr: float, momentum: float, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    """SGD whose momentum has no part along a scale-invariant weight: it is projected itself, as in ``adamp``."""
 
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """Update one parameter."""
         buffer = self.accumulated(parameter, gradient, group["momentum"])
         decay = group["lr"] * group["weight_decay"] / (1 - group["momentum"])
-        if parameter.dim() > 1:
-            change, share = projected(parameter, gradient, buffer)
-            buffer.copy_(change)
-            parameter.mul_(1 - decay * share)
-        else:
-            parameter.mul_(1 - decay)
+        buffer.copy_(_decayed(parameter, gradient, buffer, decay))
         parameter.add_(buffer, alpha=-group["lr"])
 
 
 class AdamP(_Optimizer):
-    """Adam with decoupled weight decay, whose step has no part along a scale-invariant weight.
-
-    Args:
-        params: Parameters or groups of them.
-        lr: Learning rate.
-        weight_decay: Multiplied by 0.1 where the step is projected.
-    """
+    """Adam with decoupled weight decay, whose step has no part along a scale-invariant weight."""
 
     betas, eps = (0.9, 0.999), 1e-8
 
-    def __init__(self, params: Any, *, lr: float, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """Update one parameter."""
         state = self.state[parameter]
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
@@ -151,46 +125,28 @@ class AdamP(_Optimizer):
         first, second = (1 - beta ** state["step"] for beta in self.betas)
         mean = state["exp_avg"].lerp_(gradient, 1 - self.betas[0])
         square = state["exp_avg_sq"].mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
-        change, decay = mean / (square.sqrt() / math.sqrt(second) + self.eps), group["lr"] * group["weight_decay"]
-        if parameter.dim() > 1:
-            change, share = projected(parameter, gradient, change)
-            parameter.mul_(1 - decay * share)
-        else:
-            parameter.mul_(1 - decay)
+        change = mean / (square.sqrt() / math.sqrt(second) + self.eps)
+        change = _decayed(parameter, gradient, change, group["lr"] * group["weight_decay"])
         parameter.add_(change, alpha=-group["lr"] / first)
 
 
-def _optimizer(
-    package: str, name: str, *, momentum: str = "", **more: Any
-) -> Callable[[Groups, ImageRecipe], Optimizer]:
-    """Return a builder of an optimizer, with its own defaults except for the recipe's options and ``more``.
-
-    ``momentum`` is the recipe's option of that; empty for none.
-    """
-
-    def build(groups: Groups, recipe: ImageRecipe) -> Optimizer:
-        options = {"momentum": getattr(recipe, momentum)} if momentum else {}
-        kind = getattr(import_module(package), name)
-        optimizer: Optimizer = kind(groups, lr=recipe.lr, weight_decay=recipe.weight_decay, **options, **more)
-        return optimizer
-
-    return build
-
-
-def _lamb(groups: Groups, recipe: ImageRecipe) -> Optimizer:
+def _lamb(groups: Groups, options: dict[str, Any]) -> Optimizer:
     """Return LAMB without bias correction, with decay inside the trust ratio and gradients clipped to norm 1."""
-    options: dict[str, Any] = {"weight_decouple": False, "adam_debias": True, "pre_norm": True, "max_grad_norm": 1.0}
-    optimizer = _optimizer("pytorch_optimizer", "Lamb", **options)(groups, recipe)
-    optimizer.clamp = math.inf  # type: ignore[attr-defined]  # of the weight norm, 10 in the package
-    return optimizer
+    from pytorch_optimizer import Lamb
+
+    options |= {"weight_decouple": False, "adam_debias": True, "pre_norm": True, "max_grad_norm": 1.0}
+    optimizer: Any = Lamb(groups, **options)
+    optimizer.clamp = math.inf  # of the weight norm, 10 in the package
+    found: Optimizer = optimizer
+    return found
 
 
-def _lookahead(groups: Groups, recipe: ImageRecipe) -> Optimizer:
+def _lookahead(groups: Groups, options: dict[str, Any], recipe: ImageRecipe) -> Optimizer:
     """Return Lookahead whose slow weights start after the first step, as in the package ``torch_optimizer``."""
-    inner = OPTIMIZERS["sgd"](groups, recipe)
-    outer: Any = import_module("pytorch_optimizer").Lookahead(
-        inner, k=recipe.lookahead_steps, alpha=recipe.lookahead_alpha
-    )
+    from pytorch_optimizer import Lookahead
+
+    inner = SGD(groups, momentum=recipe.momentum, **options)
+    outer: Any = Lookahead(inner, k=recipe.lookahead_steps, alpha=recipe.lookahead_alpha)
     for group in inner.param_groups:
         group["counter"] = -1
 
@@ -204,13 +160,54 @@ def _lookahead(groups: Groups, recipe: ImageRecipe) -> Optimizer:
     return optimizer
 
 
-OPTIMIZERS: dict[str, Callable[[Groups, ImageRecipe], Optimizer]] = {
-    "sgd": _optimizer("torch.optim", "SGD", momentum="momentum"),
-    "adam": _optimizer("torch.optim", "Adam"),
-    "adamw": _optimizer("torch.optim", "AdamW"),
-    "lookahead": _lookahead,
-    "sgdp": _optimizer(__name__, "SGDP", momentum="momentum"),
-    "lars": _optimizer(__name__, "LARS", momentum="lars_momentum"),
-    "adamp": _optimizer(__name__, "AdamP"),
-    "lamb": _lamb,
-}
+class SpectralNormRegularizer:
+    """Adds the gradient of the penalty (strength / 2) sum_l sigma(W_l)^2 to the gradients of a network's weights.
+
+    The penalty is that of Yoshida and Miyato (2017), on top of any weight decay. The weights are the parameters of two
+    or more dimensions, each as a matrix of its first dimension x the rest, tied ones once. A left singular vector of
+    each is kept, which every step brings nearer to the leading one: while a weight moves slowly one iteration a step is
+    enough. With ``fresh`` each call starts from new random vectors, as the published code does with 5 iterations.
+    """
+
+    def __init__(
+        self, network: nn.Module, *, strength: float, seed: int = 0, num_iterations: int = 1, fresh: bool = False
+    ) -> None:
+        self.strength, self.num_iterations, self.fresh = strength, num_iterations, fresh
+        self._weights = {name: each for name, each in network.named_parameters() if each.dim() >= 2}
+        self._generator = torch.Generator().manual_seed(seed)
+        self._vectors = self._draw()
+
+    def _draw(self) -> dict[str, Tensor]:
+        return {
+            name: normalize(torch.randn(len(weight), generator=self._generator), dim=0).to(weight)
+            for name, weight in self._weights.items()
+        }
+
+    @torch.no_grad()
+    def add_gradients(self) -> None:
+        """Add the penalty's gradient to each weight's ``grad``; with several processes each adds the same."""
+        if self.fresh:
+            self._vectors = self._draw()
+        for name, weight in self._weights.items():
+            assert weight.grad is not None
+            matrix = weight.flatten(1)
+            left, tiny = self._vectors[name].to(matrix), torch.finfo(matrix.dtype).tiny  # zero vectors stay zero
+            for _ in range(self.num_iterations):
+                # v = W'u / |W'u|, sigma u = W v
+                right = normalize(matrix.T @ left, dim=0, eps=tiny)
+                scaled = matrix @ right
+                # a zero weight has no direction
+                left = torch.where(scaled.norm() > 0, normalize(scaled, dim=0, eps=tiny), left)
+            self._vectors[name] = left
+            # d/dW (strength / 2) sigma^2 = strength sigma u v'
+            column = scaled.view(-1, *(1,) * (weight.dim() - 1))
+            weight.grad.addcmul_(column, right.view(weight.shape[1:]), value=self.strength)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the vectors by parameter name, and with ``fresh`` the state of the random generator."""
+        return {**self._vectors, **({"random state": self._generator.get_state()} if self.fresh else {})}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if self.fresh:
+            self._generator.set_state(state["random state"].cpu())
+        self._vectors = {name: state[name].detach().to(weight, copy=True) for name, weight in self._weights.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,28 +15,22 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmResta
 
 import tempbalance
 from tempbalance.lab.balancing import BalancedTraining, gradient_norm
-from tempbalance.lab.images.data import DATASETS, ImageData, batch_bounds, batches, load_data, normalize
+from tempbalance.lab.images.data import DATASETS, ImageData, batch_bounds, batches, normalize
 from tempbalance.lab.images.network import build_network, follow_by_name
-from tempbalance.lab.images.optimizers import build_optimizer
+from tempbalance.lab.images.optimizers import SpectralNormRegularizer, build_optimizer
 from tempbalance.lab.images.recipe import ImageRecipe
-from tempbalance.lab.images.regularize import SpectralNormRegularizer
 from tempbalance.lab.recipe import find_method
 from tempbalance.runlog import Line
 
 Batch = tuple[Tensor, Tensor, int]  # a process' share of images and labels, and how many images all have
 
+_EVALUATED = 1024  # test images at a time, but on the CPU, where larger batches are no faster
+
 
 class ImageTraining(BalancedTraining[ImageRecipe]):
-    """A network that learns the labels of images, which live on the training device as uint8.
-
-    Args:
-        recipe: What to train.
-        data: On what.
-        fabric: Gives device, precision and processes.
-    """
+    """A network that learns the labels of images, which live on the training device as uint8."""
 
     def __init__(self, recipe: ImageRecipe, data: ImageData, fabric: Fabric) -> None:
-        method = find_method(recipe.method)
         super().__init__(
             recipe,
             initial_network(recipe, data),
@@ -47,33 +40,28 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
             # where steps are counted, the scheduler itself never finds a scoring due
             interval=None if recipe.interval_steps is None else recipe.epochs + 1,
         )
-        if not any(self._is_logged(layer.name) for layer in tempbalance.find_layers(self.network)):
+        layers = {layer.name: layer for layer in tempbalance.find_layers(self.network)}
+        self.logged = {name: each for name, each in layers.items() if fnmatchcase(name, recipe.log_layers or "*")}
+        if not self.logged:
             raise ValueError(f"log_layers must match the name of a layer, got {recipe.log_layers!r}")
         self.data = data.to(fabric.device)
-        self.regularizer = (
-            SpectralNormRegularizer(
-                self.network,
-                strength=recipe.snr,
-                seed=recipe.seed,
-                num_iterations=recipe.snr_iterations,
-                fresh=recipe.snr_iterations > 1,
-            )
-            if method.regularized
-            else None
-        )
+        self._share = slice(fabric.global_rank, None, fabric.world_size)
+        # a last batch has two images per process, as BatchNorm needs, if other batches have them
+        self._least = min(2 * fabric.world_size, recipe.batch_size)
+        self._num_batches = len(batch_bounds(len(data.train_images), recipe.batch_size, least=self._least))
+        self.regularizer: SpectralNormRegularizer | None = None
+        if find_method(recipe.method).regularized:
+            number = recipe.snr_iterations
+            options: dict[str, Any] = {"strength": recipe.snr, "num_iterations": number, "fresh": number > 1}
+            self.regularizer = SpectralNormRegularizer(self.network, seed=recipe.seed, **options)
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the whole run."""
-        return self._steps_an_epoch * self.recipe.num_epochs
-
-    @property
-    def _steps_an_epoch(self) -> int:
-        return len(self._bounds(len(self.data.train_images)))
+        return self._num_batches * self.recipe.num_epochs
 
     def batches(self, number: int) -> Iterator[Batch]:
         """Return the training images, shuffled and augmented anew each epoch."""
-        self.iteration = (number - 1) * self._steps_an_epoch
+        self.iteration = (number - 1) * self._num_batches
         self._reset()
         return batches(
             self.data,
@@ -85,36 +73,18 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
             share=self._share,
         )
 
-    @property
-    def _share(self) -> slice:
-        """Return this process's images of a batch."""
-        return slice(self.fabric.global_rank, None, self.fabric.world_size)
-
     def _reset(self) -> None:
-        """Begin the sums of an epoch: of the losses and of correct images, and the number of all images."""
-        self._sums = {stage: torch.zeros(2, dtype=torch.float64, device=self.fabric.device) for stage in _STAGES}
-        self._num_images = dict.fromkeys(_STAGES, 0)
-
-    @property
-    def _least(self) -> int:
-        """Size of the smallest last batch: two images per process, as BatchNorm needs, if other batches have them."""
-        return min(2 * self.fabric.world_size, self.recipe.batch_size)
-
-    def _bounds(self, num_images: int) -> list[tuple[int, int]]:
-        return batch_bounds(num_images, self.recipe.batch_size, least=self._least)
+        """Begin the sums of losses and of correct images, and the number of all images."""
+        self._sums, self._num_images = torch.zeros(2, dtype=torch.float64, device=self.fabric.device), 0
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the loss of this process' share of a training batch."""
-        return self._loss(batch, "train")
-
-    def _loss(self, batch: Batch, stage: str) -> Tensor:
-        """Add a batch to the epoch's sums; the mean of the losses over all processes is the mean over all images."""
+        """Add a batch to the sums; the mean of the losses over all processes is the mean over all images."""
         images, labels, num_images = batch
         outputs = self.model(images)
         loss = cross_entropy(outputs, labels, reduction="sum")
         num_correct = (outputs.detach().argmax(1) == labels).sum()
-        self._sums[stage] += torch.stack([loss.detach().double(), num_correct])
-        self._num_images[stage] += num_images
+        self._sums += torch.stack([loss.detach().double(), num_correct])
+        self._num_images += num_images
         return loss * (self.fabric.world_size / num_images)
 
     def training_metrics(self, losses: list[float]) -> Line:
@@ -122,46 +92,42 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
         return self._means("train")
 
     def evaluate(self) -> Line:
-        """Return mean loss and accuracy over the test images.
-
-        Raises:
-            TrainingError: If the loss is not finite.
-        """
-        data = self.data
-        size = self.recipe.batch_size if self.fabric.device.type == "cpu" else max(self.recipe.batch_size, _EVALUATED)
+        """Return mean loss and accuracy over the test images."""
+        data, size = self.data, self.recipe.batch_size
+        self._reset()
+        size = size if self.fabric.device.type == "cpu" else max(size, _EVALUATED)
         for start, end in batch_bounds(len(data.test_images), size, least=self._least):
             images, labels = data.test_images[start:end][self._share], data.test_labels[start:end][self._share]
-            self._loss((normalize(images, data.mean, data.std), labels, end - start), "test")
+            self.loss((normalize(images, data.mean, data.std), labels, end - start))
         return self._means("test")
 
     def _means(self, stage: str) -> Line:
-        total = self.reduced(self._sums[stage], "sum").tolist()
-        loss = self.finite(f"{stage} loss", total[0] / (num_images := self._num_images[stage]))
-        return {f"{stage}_loss": loss, f"{stage}_accuracy": 100 * total[1] / num_images}
+        loss, num_correct = self.reduced(self._sums, "sum").tolist()
+        mean = self.finite(f"{stage} loss", loss / self._num_images)
+        return {f"{stage}_loss": mean, f"{stage}_accuracy": 100 * num_correct / self._num_images}
 
     def before_step(self) -> None:
-        """Note the gradients of the loss, then add those of the regulariser."""
+        """Log the gradients of the loss, then add those of the regulariser."""
         every = self.recipe.log_steps
         if every is not None and (self.iteration - 1) % every == 0:
-            self.step_lines += self._noted_gradients()
+            for name, layer in self.logged.items():
+                if layer.parameters[0].grad is not None:
+                    line: Line = {"epoch": self.number, "step": self.iteration - 1, "layer": name}
+                    self.step_lines.append({**line, **self._extras(layer, gradient=True)})
         if self.regularizer is not None:
             self.regularizer.add_gradients()
 
-    def _noted_gradients(self) -> list[Line]:
-        """Return a line for each layer: its weight's gradient norm before this step, and its spectrum if asked for."""
-        found = []
-        for layer in tempbalance.find_layers(self.network):
-            if layer.parameters[0].grad is None or not self._is_logged(layer.name):
-                continue
-            line: Line = {"epoch": self.number, "step": self.iteration - 1, "layer": layer.name}
-            line["gradient_norm"] = gradient_norm(layer.parameters[0])
-            if self.recipe.log_eigenvalues:
-                line["eigenvalues"] = tempbalance.spectrum(layer.weight()).tolist()
-            found.append(line)
+    def _extras(self, layer: tempbalance.Layer, *, gradient: bool) -> Line:
+        """Return the norm of the gradient of a layer's weight, and the spectrum if the recipe asks for it."""
+        found: Line = {}
+        if gradient and layer.parameters[0].grad is not None:
+            found["gradient_norm"] = gradient_norm(layer.parameters[0])
+        if self.recipe.log_eigenvalues:
+            found["eigenvalues"] = tempbalance.spectrum(layer.weight()).tolist()
         return found
 
-    def _is_logged(self, layer: str) -> bool:
-        return self.recipe.log_layers is None or fnmatchcase(layer, self.recipe.log_layers)
+    def layer_extras(self, layer: str) -> Line:
+        return self._extras(self.logged[layer], gradient=self.recipe.log_gradients) if layer in self.logged else {}
 
     def after_step(self) -> None:
         """Balance, where that is counted in steps."""
@@ -176,39 +142,18 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
         is_due = self.recipe.interval_steps is None and self.recipe.scores_after(self.number)
         (self.balance if is_due else self.advance)(self.scheduler.step)
 
-    def layer_extras(self, layer: str) -> Line:
-        """Return a layer's gradient norm and spectrum, where the recipe asks for them."""
-        found: Line = {}
-        if (self.recipe.log_gradients or self.recipe.log_eigenvalues) and self._is_logged(layer):
-            (chosen,) = [each for each in tempbalance.find_layers(self.network) if each.name == layer]
-            if self.recipe.log_gradients and chosen.parameters[0].grad is not None:
-                found["gradient_norm"] = gradient_norm(chosen.parameters[0])
-            if self.recipe.log_eigenvalues:
-                found["eigenvalues"] = tempbalance.spectrum(chosen.weight()).tolist()
-        return found
-
     def stateful(self) -> dict[str, Any]:
-        """Return the objects whose state a checkpoint holds."""
         more = {} if self.regularizer is None else {"regularizer": self.regularizer}
         return {**super().stateful(), **more}
-
-
-_STAGES = ("train", "test")
-_EVALUATED = 1024  # test images at a time, but on the CPU, where larger batches are no faster
 
 
 def initial_network(recipe: ImageRecipe, data: ImageData) -> nn.Module:
     """Return a recipe's network with the weights that its seed gives."""
     channels, height, width = data.train_images.shape[1:]
+    options: dict[str, Any] = {"num_classes": data.num_classes, "channels": channels, "side": (height, width)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        network = build_network(
-            recipe.model,
-            num_classes=data.num_classes,
-            channels=channels,
-            side=(height, width),
-            width=recipe.width,
-        )
+        network = build_network(recipe.model, width=recipe.width, **options)
     if recipe.norms == "name":
         follow_by_name(network)
     return network
@@ -217,23 +162,13 @@ def initial_network(recipe: ImageRecipe, data: ImageData) -> nn.Module:
 def bare_network(recipe: ImageRecipe) -> nn.Module:
     """Return a network of a recipe's size without its data; one's own data count as CIFAR-10's."""
     known = DATASETS.get(recipe.dataset, DATASETS["cifar10"])
-    channels, *side = known.shape
-    return build_network(
-        recipe.model, num_classes=known.num_classes, channels=channels, side=(side[0], side[1]), width=recipe.width
-    )
-
-
-def load(recipe: ImageRecipe, cache: Path | None) -> ImageData:
-    """Return a recipe's images."""
-    return load_data(recipe.dataset, cache=cache, limit=recipe.limit, test_limit=recipe.test_limit)
+    channels, height, width = known.shape
+    options: dict[str, Any] = {"num_classes": known.num_classes, "channels": channels, "side": (height, width)}
+    return build_network(recipe.model, width=recipe.width, **options)
 
 
 def check(recipe: ImageRecipe, data: ImageData, num_processes: int) -> None:
-    """Refuse batches that leave a process without an image, or BatchNorm with one.
-
-    Raises:
-        ValueError: With how many there must be.
-    """
+    """Refuse batches that leave a process without an image, or BatchNorm with one."""
     num_images = len(data.train_images)
     with torch.device("meta"):
         is_normed = any(isinstance(each, nn.BatchNorm2d) for each in initial_network(recipe, data).modules())

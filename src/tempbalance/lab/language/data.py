@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,32 +28,25 @@ _WORD = re.compile(r"<\w+>|\w+|[^\w\s]")
 _RULER = re.compile(r"[*=\-~^+|\s]{3,}")  # the line under a heading, or of a table
 _NO_TEXT = (".bin", ".npy", ".npz", ".json", ".jsonl", ".pt", ".pkl", ".parquet", ".arrow", ".idx")
 
-Numbers = NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
 class TextData:
     """A text in three parts, each token as its index in the vocabulary.
 
-    Attributes:
-        name: Name of the text.
-        vocabulary: ``<unk>``, then all tokens of the training part except rare ones, the most frequent first.
-        train: Training tokens, shape ``(N,)``.
-        valid: Validation tokens, shape ``(N,)``.
-        test: Test tokens, shape ``(N,)``.
+    The vocabulary is ``<unk>``, then all tokens of the training part except rare ones, the most frequent first.
     """
 
     name: str
     vocabulary: tuple[str, ...]
-    train: Numbers
-    valid: Numbers
-    test: Numbers
+    train: NDArray[np.int64]
+    valid: NDArray[np.int64]
+    test: NDArray[np.int64]
 
     def digest(self) -> str:
         """Return a checksum of vocabulary and tokens."""
         found = hashlib.sha256("\0".join(self.vocabulary).encode())
         for part in PARTS:
-            array: Numbers = getattr(self, part)
+            array: NDArray[Any] = getattr(self, part)
             found.update(f"{part} {array.shape} ".encode())
             found.update(array.tobytes())
         return found.hexdigest()
@@ -72,34 +66,29 @@ def load_text(
             ``characters``. In Penn Treebank white space parts words.
         vocabulary: Keep this many of the most frequent tokens, ``<unk>`` among them; ``None`` for all.
         cache: Where downloads are kept.
-
-    Raises:
-        ValueError: If there is no such text, or a file is empty or no text; it names the file.
-        DownloadError: If Penn Treebank is not in the cache and cannot be downloaded.
     """
     if tokens not in TOKENS:
         raise ValueError(unknown("tokens", tokens, TOKENS))
-    data = _load_all(name_or_path, tokens, cache)
+    check_text(name_or_path)
+    path = Path(name_or_path).expanduser()
+    if name_or_path == "penn_treebank":
+        paths, name = [fetch(file, cache=cache) for file in PENN_TREEBANK], name_or_path
+    elif name_or_path == "pydoc":
+        paths, name = [], name_or_path
+    else:
+        paths, name = (find_parts(path), path.name) if path.is_dir() else ([path], path.stem)
+    split = list if tokens == "characters" else parted_words if _is_penn_treebank(paths) else words
+    parts = [split(_read(each)) for each in paths] or [split(_pydoc())]
+    where = [str(each) for each in paths] or ["pydoc_data.topics"]
+    if len(parts) == 1:
+        bounds = [len(parts[0]) * share // 10 for share in (0, 8, 9, 10)]
+        parts = [parts[0][bounds[each] : bounds[each + 1]] for each in range(3)]
+        where = [f"{where[0]}, {part} part" for part in PARTS]
+    data = _numbered(name, parts, where)
     if vocabulary is None or vocabulary >= len(data.vocabulary):
         return data
-    parts = {part: getattr(data, part) * (getattr(data, part) < vocabulary) for part in PARTS}  # 0 is <unk>
-    return TextData(data.name, data.vocabulary[:vocabulary], **parts)
-
-
-def _load_all(name_or_path: str, tokens: str, cache: Path | None) -> TextData:
-    """Return a text with all its tokens."""
-    path = Path(name_or_path).expanduser()
-    split: Callable[[str], list[str]] = list if tokens == "characters" else words
-    if name_or_path == "pydoc":
-        return _cut(name_or_path, split(_pydoc()), "pydoc_data.topics")
-    if name_or_path != "penn_treebank" and not path.is_dir():
-        check_text(name_or_path)
-        return _cut(path.stem, split(_read(path)), str(path))
-    paths = _penn_treebank(cache) if name_or_path == "penn_treebank" else find_parts(path)
-    if tokens == "words" and _is_penn_treebank(paths):
-        split = parted_words
-    found = [split(_read(each)) for each in paths]
-    return _numbered(path.name if path.is_dir() else name_or_path, found, [str(each) for each in paths])
+    kept = {part: getattr(data, part) * (getattr(data, part) < vocabulary) for part in PARTS}  # 0 is <unk>
+    return replace(data, vocabulary=data.vocabulary[:vocabulary], **kept)
 
 
 def check_text(name_or_path: str) -> None:
@@ -112,11 +101,7 @@ def check_text(name_or_path: str) -> None:
 
 
 def count_steps(num_tokens: int, *, batch_size: int, sequence: int, name: str) -> int:
-    """Return the batches in a pass through a training part, from any of the first ``sequence`` tokens.
-
-    Raises:
-        ValueError: If there is not one; it names the text.
-    """
+    """Return the batches in a pass through a training part, from any of the first ``sequence`` tokens."""
     num_steps = (num_tokens - sequence) // (batch_size * sequence)
     if num_steps < 1:
         raise ValueError(
@@ -133,29 +118,16 @@ def words(text: str) -> list[str]:
         >>> words("Is it?\n\nIt is <unk>.")
         ['Is', 'it', '?', '<eos>', 'It', 'is', '<unk>', '.', '<eos>']
     """
-    return _with_ends([_WORD.findall(line) for line in text.split("\n")])
+    return [token for line in text.split("\n") if (found := _WORD.findall(line)) for token in (*found, END)]
 
 
 def parted_words(text: str) -> list[str]:
-    r"""Split a text at white space, with ``<eos>`` after every line that is not empty.
-
-    Example:
-        >>> parted_words(" mr. <unk> is n't\n")
-        ['mr.', '<unk>', 'is', "n't", '<eos>']
-    """
-    return _with_ends([line.split() for line in text.split("\n")])
-
-
-def _with_ends(lines: Sequence[Sequence[str]]) -> list[str]:
-    return [token for line in lines if line for token in (*line, END)]
+    """Split a text at white space, with ``<eos>`` after every line that is not empty."""
+    return [token for line in text.split("\n") if (found := line.split()) for token in (*found, END)]
 
 
 def find_parts(folder: Path) -> list[Path]:
-    """Return the training, validation and test text in a folder.
-
-    Raises:
-        ValueError: If one is missing or there are several, or files called as those of Penn Treebank are others.
-    """
+    """Return the training, validation and test text in a folder."""
     paths = []
     for part in PARTS:
         found = sorted({*folder.glob(f"{part}.txt"), *folder.glob(f"*.{part}.txt")})
@@ -164,24 +136,14 @@ def find_parts(folder: Path) -> list[Path]:
             raise ValueError(f"{folder}: must have one {part}.txt or *.{part}.txt, got {got}")
         paths += found
     if _is_penn_treebank(paths):
-        _check_penn_treebank(paths)
+        for path, file in zip(paths, PENN_TREEBANK, strict=True):
+            if (got := hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()) != file.md5:
+                raise ValueError(f"{path}: must be that of Penn Treebank, with MD5 {file.md5}, got {got}")
     return paths
 
 
 def _is_penn_treebank(paths: Sequence[Path]) -> bool:
     return [path.name for path in paths] == [Path(file.name).name for file in PENN_TREEBANK]
-
-
-def _penn_treebank(cache: Path | None) -> list[Path]:
-    """Return the files of Penn Treebank; download them if the cache lacks them."""
-    return [fetch(file, cache=cache) for file in PENN_TREEBANK]
-
-
-def _check_penn_treebank(paths: Sequence[Path]) -> None:
-    """Refuse other files under the names of Penn Treebank."""
-    for path, file in zip(paths, PENN_TREEBANK, strict=True):
-        if (got := hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()) != file.md5:
-            raise ValueError(f"{path}: must be that of Penn Treebank, with MD5 {file.md5}, got {got}")
 
 
 def _read(path: Path) -> str:
@@ -211,19 +173,8 @@ def _pydoc() -> str:
     return "\n\n".join(text for words, text in paragraphs.items() if words)
 
 
-def _cut(name: str, tokens: Sequence[str], where: str) -> TextData:
-    """One text in three parts."""
-    bounds = [len(tokens) * share // 10 for share in (0, 8, 9, 10)]
-    parts = [tokens[bounds[each] : bounds[each + 1]] for each in range(3)]
-    return _numbered(name, parts, [f"{where}, {part} part" for part in PARTS])
-
-
 def _numbered(name: str, parts: Sequence[Sequence[str]], where: Sequence[str]) -> TextData:
-    """Number the tokens by the vocabulary of the first part.
-
-    Raises:
-        ValueError: If a part has fewer than two tokens, or most tokens would be unknown.
-    """
+    """Number the tokens by the vocabulary of the first part; refuse a part without text, and mostly unknown tokens."""
     for part, place in zip(parts, where, strict=True):
         if len(part) < 2:
             raise ValueError(f"{place}: must have at least 2 tokens, got {len(part)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from tempbalance.lab.balancing import IterationsTraining
-from tempbalance.lab.language.data import TextData, count_steps, load_text
+from tempbalance.lab.language.data import PARTS, TextData, count_steps
 from tempbalance.lab.language.network import Size, build_language_model
 from tempbalance.lab.language.recipe import LanguageRecipe
 from tempbalance.lab.recipe import BaseRecipe
@@ -25,7 +24,6 @@ from tempbalance.runlog import Line
 
 _EVALUATED = 120  # sequences at a time
 _MOST = 700  # of a loss whose exponential is a number
-
 
 Batch = tuple[Tensor, Tensor]
 
@@ -36,16 +34,6 @@ class TrainingBatches:
     Each iteration reads the next ``sequence`` tokens of every column; a pass ends where too few are left. Every pass
     begins at a random one of the first ``sequence`` tokens, so that sequences are not always cut at the same places.
     The tokens of an iteration depend only on the seed and the number of the iteration.
-
-    Args:
-        tokens: Tokens of the text, shape ``(N,)``.
-        batch_size: Number of sequences in a batch.
-        sequence: Number of tokens in a sequence.
-        seed: Seed of the run.
-        name: Name of the text, for messages.
-
-    Raises:
-        ValueError: If the text is too short for one batch.
     """
 
     def __init__(self, tokens: Tensor, *, batch_size: int, sequence: int, seed: int, name: str) -> None:
@@ -65,13 +53,7 @@ class TrainingBatches:
 
 
 def evaluation_batches(tokens: Tensor, *, batch_size: int, sequence: int) -> Iterator[Batch]:
-    """Yield batches of consecutive sequences without shared context; every token but the first is predicted once.
-
-    Args:
-        tokens: Tokens of the text, shape ``(N,)``, N at least 2.
-        batch_size: Number of sequences at a time, which does not change the result.
-        sequence: Number of tokens in each sequence but the last.
-    """
+    """Yield batches of consecutive sequences without shared context; every token but the first is predicted once."""
     num_whole = (len(tokens) - 1) // sequence
     end = num_whole * sequence
     inputs, targets = (tokens[first : first + end].view(-1, sequence) for first in (0, 1))
@@ -82,38 +64,19 @@ def evaluation_batches(tokens: Tensor, *, batch_size: int, sequence: int) -> Ite
 
 
 class LanguageTraining(IterationsTraining[LanguageRecipe]):
-    """A language model in training.
-
-    Args:
-        recipe: What to train.
-        data: On what.
-        fabric: Gives device and precision.
-
-    Raises:
-        ValueError: If the text is too short for a batch.
-    """
+    """A language model in training."""
 
     def __init__(self, recipe: LanguageRecipe, data: TextData, fabric: Fabric) -> None:
-        device = fabric.device
-        self.parts = {part: torch.from_numpy(getattr(data, part)).to(device) for part in ("train", "valid", "test")}
-        self.text = TrainingBatches(
-            self.parts["train"],
-            batch_size=recipe.batch_size,
-            sequence=recipe.sequence,
-            seed=recipe.seed,
-            name=data.name,
-        )
-        with seeded(recipe, 0, device):
+        self.parts = {part: torch.from_numpy(getattr(data, part)).to(fabric.device) for part in PARTS}
+        sizes = {"batch_size": recipe.batch_size, "sequence": recipe.sequence}
+        self.text = TrainingBatches(self.parts["train"], **sizes, seed=recipe.seed, name=data.name)
+        with seeded(recipe, 0, fabric.device):
             network = bare_network(recipe, num_tokens=len(data.vocabulary))
         options: dict[str, Any] = {"lr": recipe.lr, "betas": recipe.betas, "eps": recipe.eps}
         super().__init__(recipe, network, lambda groups: torch.optim.Adam(groups, **options), fabric)
 
     def epoch(self, number: int) -> Epoch:
-        """Train the iterations of an epoch, then evaluate; dropout follows from the seed and the epoch.
-
-        Raises:
-            TrainingError: If the loss, a weight or a perplexity is not finite.
-        """
+        """Train the iterations of an epoch, then evaluate; dropout follows from the seed and the epoch."""
         with seeded(self.recipe, number, self.fabric.device):
             return super().epoch(number)
 
@@ -126,30 +89,19 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
         return LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * (step // every * every) / total)) / 2)
 
     def before_step(self) -> None:
-        """Clip the gradients."""
         if self.recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
 
     def loss(self, batch: int) -> Tensor:
-        """Return the mean cross entropy over the tokens of an iteration."""
         inputs, targets = self.text[batch]
         return cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
 
     def evaluate(self) -> Line:
-        """Return the perplexity over each part that is not trained on.
-
-        Raises:
-            TrainingError: If one is not finite.
-        """
         return {f"{part}_perplexity": self.perplexity(part) for part in ("valid", "test")}
 
     @torch.no_grad()
     def perplexity(self, part: str) -> float:
-        """Return the exponential of the mean loss over a part's tokens but the first.
-
-        Raises:
-            TrainingError: If it is not finite.
-        """
+        """Return the exponential of the mean loss over a part's tokens but the first."""
         self.model.eval()
         tokens, total = self.parts[part], 0.0
         for inputs, targets in evaluation_batches(tokens, batch_size=_EVALUATED, sequence=self.recipe.sequence):
@@ -171,11 +123,6 @@ def bare_network(recipe: LanguageRecipe, num_tokens: int = 10_000) -> nn.Module:
     """Return a recipe's network; Penn Treebank has 10,000 tokens."""
     size = Size(recipe.layers, recipe.width, recipe.head, recipe.inner, recipe.sequence, recipe.dropout)
     return build_language_model(recipe.model, num_tokens=num_tokens, size=size, causal=recipe.causal)
-
-
-def load(recipe: LanguageRecipe, cache: Path | None) -> TextData:
-    """Return a recipe's text."""
-    return load_text(recipe.dataset, tokens=recipe.tokens, vocabulary=recipe.vocabulary, cache=cache)
 
 
 build = LanguageTraining

@@ -10,7 +10,6 @@ with 500 neurons on Fashion-MNIST (seed 43, 32 epochs) that left the penalty of 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tempbalance.errors import TempBalanceError
-from tempbalance.lab.images.data import DATASETS, ImageData, batch_bounds, load_data
+from tempbalance.lab.images.data import DATASETS, ImageData, batch_bounds
 from tempbalance.lab.matrices.curvature import decay_exponent, hessian_eigenvalues, ntk_eigenvalues, output_covariance
 from tempbalance.lab.matrices.recipe import MatricesRecipe
 from tempbalance.lab.runs import Epoch, TrainingError
@@ -34,26 +33,17 @@ _TOLERANCE = 1e-4  # of Lanczos, whose eigenvalues are far better than that
 
 
 def covariance_eigenvalues(hidden: Tensor) -> Tensor:
-    """The eigenvalues of the covariance of samples about their mean, the largest first; they can be differentiated.
-
-    Args:
-        hidden: A row for each sample.
-    """
+    """Return the eigenvalues of the covariance of samples, which are rows, the largest first; differentiable."""
     centred = hidden - hidden.mean(0)
     values: Tensor = torch.linalg.eigvalsh(centred.T @ centred / len(centred))
     return values.flip(0)
 
 
 def decay_penalty(eigenvalues: Tensor, *, tau: int) -> Tensor:
-    """Return the distance of eigenvalues from a decay of 1 / n; larger eigenvalues weigh more.
+    """Return the distance of N eigenvalues, the largest first, from a decay of 1 / n from the tau-th on.
 
-    Args:
-        eigenvalues: N of them, the largest first.
-        tau: The one from which on they are to decay, 1 to N; it is taken as it is.
-
-    Returns:
-        (1 / N) sum over n >= tau of (lambda_n / gamma_n - 1)^2 + max(0, lambda_n / gamma_n - 1), where
-        gamma_n = lambda_tau tau / n.
+    It is (1 / N) sum over n >= tau of (lambda_n / gamma_n - 1)^2 + max(0, lambda_n / gamma_n - 1), where
+    gamma_n = lambda_tau tau / n is taken as it is.
     """
     ranks = torch.arange(tau, len(eigenvalues) + 1, device=eigenvalues.device)
     wanted = eigenvalues[tau - 1].detach() * tau / ranks
@@ -62,13 +52,7 @@ def decay_penalty(eigenvalues: Tensor, *, tau: int) -> Tensor:
 
 
 class MatricesTraining(Training[MatricesRecipe]):
-    """A network with one hidden layer in training.
-
-    Args:
-        recipe: What to train.
-        data: On what.
-        fabric: Gives the device.
-    """
+    """A network with one hidden layer in training."""
 
     def __init__(self, recipe: MatricesRecipe, data: ImageData, fabric: Fabric) -> None:
         if recipe.is_regularized and len(data.train_images) <= recipe.tau:
@@ -91,15 +75,10 @@ class MatricesTraining(Training[MatricesRecipe]):
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the whole run."""
         return len(self.bounds) * self.recipe.num_epochs
 
     def epoch(self, number: int) -> Epoch:
-        """Train an epoch; after some, measure.
-
-        Raises:
-            TrainingError: If the loss is not finite, or a matrix has no exponent.
-        """
+        """Train an epoch; after some, measure."""
         self.number, self.iteration = number, (number - 1) * len(self.bounds)
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(_seed(self.recipe, number)))
         batches = [order[start:end].to(self.images.device) for start, end in self.bounds]
@@ -132,16 +111,11 @@ class MatricesTraining(Training[MatricesRecipe]):
 
     @torch.no_grad()
     def _accuracy(self) -> float:
-        """Return the accuracy on the test set in percent."""
         found = torch.cat([self.network(part).argmax(1) for part in torch.split(self.test_images, _PART)])
         return 100 * float((found == self.test_labels).double().mean())
 
     def _measure(self, epoch: int) -> Line:
-        """The largest eigenvalues of each matrix and how they decay.
-
-        Raises:
-            TrainingError: If a matrix has no exponent.
-        """
+        """Return the largest eigenvalues of each matrix and how they decay."""
         try:
             found = self._eigenvalues()
             exponents = {name: decay_exponent(values) for name, values in found.items()}
@@ -183,11 +157,6 @@ def bare_network(recipe: MatricesRecipe) -> nn.Module:
     """Return a network of a recipe's size without its data; one's own data count as CIFAR-10's."""
     known = DATASETS.get(recipe.dataset, DATASETS["cifar10"])
     return nn.Sequential(nn.Linear(math.prod(known.shape), recipe.hidden), nn.Linear(recipe.hidden, known.num_classes))
-
-
-def load(recipe: MatricesRecipe, cache: Path | None) -> ImageData:
-    """Return a recipe's images."""
-    return load_data(recipe.dataset, cache=cache, limit=recipe.limit, test_limit=recipe.test_limit)
 
 
 build = MatricesTraining

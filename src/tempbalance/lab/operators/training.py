@@ -1,24 +1,130 @@
-"""Train Fourier neural operators on a ring, after Li et al., "Fourier neural operator for parametric PDEs" (2021)."""
+"""Fourier neural operators on a ring of length 1: Li et al., "Fourier neural operator for parametric PDEs" (2021).
+
+They learn pairs of functions: an equation's initial condition, and its solution some time later. Solutions are worked
+out in Fourier space and in double precision; nothing is read or downloaded.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tempbalance.lab.balancing import IterationsTraining
-from tempbalance.lab.operators.data import OperatorData, make_data
-from tempbalance.lab.operators.recipe import OperatorRecipe
+from tempbalance.lab.operators.recipe import SOLVED, OperatorRecipe
 from tempbalance.lab.recipe import find_method
 from tempbalance.runlog import Line
+
+Field = NDArray[np.float64]
+Spectrum = NDArray[np.complex128]
+Samples = NDArray[np.float32]
+
+NUM_WAVES = 10  # of an initial condition
+SMOOTH = 3.0  # the wave from which on amplitudes fall as k^-2
+TIME = 0.2
+SPEED = 1.5  # of advection, which so goes 0.3 of the way around
+VISCOSITY = 0.02
+NUM_STEPS = 256  # in time; stable for initial conditions of up to 5 standard deviations
 
 _OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _WEIGHTS, _BATCHES = range(2)  # parts of a seed
 _PROJECTED = 2  # widths between the last block and the output
+
+
+def advect(initial: Field, *, speed: float = SPEED, time: float = TIME) -> Field:
+    """Solve u_t + speed u_x = 0, exactly: every wave turns.
+
+    The grid of n points is even, and has no wave of n / 2, which has no direction.
+    """
+    turn = np.exp(-1j * _wave_numbers(initial) * speed * time)
+    return np.fft.irfft(np.fft.rfft(initial) * turn, n=initial.shape[-1])
+
+
+def solve_burgers(
+    initial: Field, *, viscosity: float = VISCOSITY, time: float = TIME, num_steps: int = NUM_STEPS
+) -> Field:
+    """Solve u_t + u u_x = viscosity u_xx on an even grid.
+
+    Products are taken on the grid, without the upper third of the waves, into which they would fold. Viscosity is
+    solved exactly, the rest by Runge and Kutta's method of order four, in steps of equal length whatever the values
+    are: a solution does not depend on those beside it.
+    """
+    n, step = initial.shape[-1], time / num_steps
+    waves = _wave_numbers(initial)
+    kept = 3 * np.arange(len(waves)) < n
+    half = np.exp(-viscosity * waves**2 * step / 2)
+    whole = half**2
+    slope = -0.5j * step * waves * kept
+
+    def change(spectrum: Spectrum) -> Spectrum:
+        found: Spectrum = slope * np.fft.rfft(np.fft.irfft(spectrum, n=n) ** 2)
+        return found
+
+    spectrum = np.fft.rfft(initial) * kept
+    for _ in range(num_steps):
+        first = change(spectrum)
+        second = change(half * (spectrum + first / 2))
+        third = change(half * spectrum + second / 2)
+        fourth = change(whole * spectrum + half * third)
+        spectrum = whole * spectrum + (whole * first + 2 * half * (second + third) + fourth) / 6
+    return np.fft.irfft(spectrum, n=n)
+
+
+def _wave_numbers(values: Field) -> Field:
+    return 2 * np.pi * np.arange(values.shape[-1] // 2 + 1)
+
+
+EQUATIONS: Mapping[str, Callable[[Field], Field]] = {"burgers": solve_burgers, "advection": advect}
+
+
+def random_fields(generator: np.random.Generator, num_fields: int) -> Field:
+    """Functions drawn from a smooth Gaussian field with mean 0 and variance 1, shape ``(num_fields, SOLVED)``.
+
+    They are drawn one after the other: the first of many are those of a few.
+    """
+    drawn = generator.standard_normal((num_fields, NUM_WAVES, 2))
+    amplitudes = 1 / (1 + (np.arange(1, NUM_WAVES + 1) / SMOOTH) ** 2)
+    amplitudes /= np.sqrt(np.sum(amplitudes**2))
+    spectrum = np.zeros((num_fields, SOLVED // 2 + 1), dtype=np.complex128)
+    spectrum[:, 1 : NUM_WAVES + 1] = SOLVED / 2 * amplitudes * (drawn[..., 0] - 1j * drawn[..., 1])
+    return np.fft.irfft(spectrum, n=SOLVED)
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorData:
+    """Initial conditions and solutions, each of shape ``(samples, grid)``, and all that they follow from."""
+
+    train_inputs: Samples
+    train_targets: Samples
+    test_inputs: Samples
+    test_targets: Samples
+    made_of: Mapping[str, Any]
+
+    def digest(self) -> str:
+        """Return a checksum of the options of the data, because last bits of a solution depend on the machine."""
+        return hashlib.sha256(json.dumps(self.made_of, sort_keys=True).encode()).hexdigest()
+
+
+def make_data(dataset: str, *, limit: int, test_limit: int, grid: int, seed: int) -> OperatorData:
+    """Draw initial conditions and solve an equation for them; test data do not depend on the training data."""
+    parts: dict[str, Samples] = {}
+    for number, (part, size) in enumerate({"train": limit, "test": test_limit}.items()):
+        inputs = random_fields(np.random.default_rng((seed, number)), size)
+        for name, values in {"inputs": inputs, "targets": EQUATIONS[dataset](inputs)}.items():
+            parts[f"{part}_{name}"] = values[:, :: SOLVED // grid].astype(np.float32)
+    asked = {"dataset": dataset, "limit": limit, "test_limit": test_limit, "grid": grid, "seed": seed}
+    drawn = {"solved": SOLVED, "waves": NUM_WAVES, "smooth": SMOOTH}
+    solved = {"time": TIME, "speed": SPEED, "viscosity": VISCOSITY, "steps": NUM_STEPS}
+    return OperatorData(**parts, made_of={**asked, **drawn, **solved})
 
 
 class SpectralConvolution(nn.Module):
@@ -30,10 +136,6 @@ class SpectralConvolution(nn.Module):
     operator with one score, from 2 x modes x width eigenvalues, and its matrices have the shape of those of the
     pointwise map beside it. The matrix of real numbers that acts as a complex one does, [[Re, -Im], [Im, Re]], would
     hold every number twice.
-
-    Args:
-        width: Channels in and out.
-        modes: How many waves, the constant one among them.
     """
 
     def __init__(self, width: int, modes: int) -> None:
@@ -60,19 +162,12 @@ class Block(nn.Module):
         self.activation = nn.Identity() if is_last else nn.GELU()
 
     def forward(self, values: Tensor) -> Tensor:
-        """Functions of the same shape."""
         out: Tensor = self.activation(self.spectral(values) + self.pointwise(values))
         return out
 
 
 class FourierOperator(nn.Module):
-    """Fourier neural operator on a ring: channels are lifted, pass through blocks, and are projected.
-
-    Args:
-        width: Channels of the blocks.
-        modes: Waves that spectral convolutions see.
-        blocks: How many.
-    """
+    """Fourier neural operator on a ring: channels are lifted, pass through blocks, and are projected."""
 
     def __init__(self, *, width: int, modes: int, blocks: int) -> None:
         super().__init__()
@@ -94,13 +189,7 @@ def relative_errors(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 class OperatorTraining(IterationsTraining[OperatorRecipe]):
-    """An operator in training. The loss is the mean relative error.
-
-    Args:
-        recipe: What to train.
-        data: On what.
-        fabric: Gives the device.
-    """
+    """An operator in training. The loss is the mean relative error."""
 
     def __init__(self, recipe: OperatorRecipe, data: OperatorData, fabric: Fabric) -> None:
         self.train_pair, self.test_pair = (
@@ -125,18 +214,13 @@ class OperatorTraining(IterationsTraining[OperatorRecipe]):
         return self._pass[1][step * self.recipe.batch_size :][: self.recipe.batch_size]
 
     def loss(self, batch: int) -> Tensor:
-        """Return the mean relative error over the batch of an iteration."""
         chosen = self.batch(batch)
         inputs, targets = (each[chosen] for each in self.train_pair)
         return relative_errors(self.model(inputs), targets).mean()
 
     @torch.no_grad()
     def evaluate(self) -> Line:
-        """Return the mean relative error over the test set, in percent.
-
-        Raises:
-            TrainingError: If it is not finite.
-        """
+        """Return the mean relative error over the test set, in percent."""
         inputs, targets = self.test_pair
         error = 100 * float(relative_errors(self.model(inputs), targets).mean())
         return {"test_nrmse": self.finite("test error", error)}
@@ -149,13 +233,6 @@ def _seed(recipe: OperatorRecipe, *drawn: int) -> int:
 def bare_network(recipe: OperatorRecipe) -> FourierOperator:
     """Return a recipe's network."""
     return FourierOperator(width=recipe.width, modes=recipe.modes, blocks=recipe.blocks)
-
-
-def load(recipe: OperatorRecipe, cache: Path | None) -> OperatorData:
-    """Return the solutions that a recipe learns from."""
-    return make_data(
-        recipe.dataset, limit=recipe.limit, test_limit=recipe.test_limit, grid=recipe.grid, seed=recipe.data_seed
-    )
 
 
 build = OperatorTraining

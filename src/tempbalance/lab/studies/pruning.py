@@ -158,12 +158,11 @@ def _trained(run: RunFolder, recipe: BaseRecipe, cache: Path | None) -> tuple[nn
 
     weights = load_weights(run.path)
     if recipe.kind == "language":
-        from tempbalance.lab.language.data import load_text
         from tempbalance.lab.language.recipe import LanguageRecipe
         from tempbalance.lab.language.training import LanguageTraining
 
         assert isinstance(recipe, LanguageRecipe)
-        text = load_text(recipe.dataset, tokens=recipe.tokens, cache=cache)
+        text = recipe.load(cache)
         check_run(run, recipe, digest=text.digest())
         with warnings.catch_warnings():  # advice about balancing
             warnings.filterwarnings("ignore", "TempBalance: ")
@@ -172,10 +171,10 @@ def _trained(run: RunFolder, recipe: BaseRecipe, cache: Path | None) -> tuple[nn
         return training.network, lambda: float(training.perplexity("test"))
     from tempbalance.lab.images.data import batch_bounds, normalize
     from tempbalance.lab.images.recipe import ImageRecipe
-    from tempbalance.lab.images.training import initial_network, load
+    from tempbalance.lab.images.training import initial_network
 
     assert isinstance(recipe, ImageRecipe)
-    data = load(recipe, cache)
+    data = recipe.load(cache)
     check_run(run, recipe, digest=data.digest())
     network = initial_network(recipe, data).eval()
     network.load_state_dict(weights)
