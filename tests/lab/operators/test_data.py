@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from tempbalance.lab.operators.recipe import GRIDS, SOLVED
-from tempbalance.lab.operators.training import (
+from tempbalance.lab.operators.data import (
     EQUATIONS,
+    GRIDS,
     NUM_WAVES,
+    SOLVED,
     SPEED,
     TIME,
     VISCOSITY,

@@ -8,8 +8,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from tempbalance.lab.operators.data import make_data
 from tempbalance.lab.operators.recipe import OperatorRecipe
-from tempbalance.lab.operators.training import OperatorTraining, make_data, relative_errors
+from tempbalance.lab.operators.training import OperatorTraining, relative_errors
 from tempbalance.lab.runs import TrainingError
 from tempbalance.lab.train import train as train_recipe
 from tempbalance.runlog import RunFolder

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,37 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tempbalance.lab.balancing import IterationsTraining
-from tempbalance.lab.encoder.recipe import FILES, EncoderRecipe, checksum
+from tempbalance.lab.encoder.recipe import EncoderData, EncoderRecipe, Sentences
 from tempbalance.lab.language.training import seeded
 from tempbalance.lab.runs import Epoch
 from tempbalance.runlog import Line
 
 _AT_ONCE = 50  # sentences of an evaluation
-
-
-@dataclass(frozen=True, eq=False)
-class Sentences:
-    """Sentences as tokens, or as their states: ``mask`` says which are no padding."""
-
-    tokens: Tensor
-    mask: Tensor
-    labels: Tensor
-
-    def __getitem__(self, places: Any) -> Sentences:
-        return Sentences(self.tokens[places], self.mask[places], self.labels[places])
-
-
-@dataclass(frozen=True, eq=False)
-class EncoderData:
-    """A pretrained encoder of `transformers`, the sentences of a folder, and the checksum of its files."""
-
-    bert: nn.Module
-    train: Sentences
-    test: Sentences
-    checksum: str
-
-    def digest(self) -> str:
-        return self.checksum
 
 
 class Classifier(nn.Module):
@@ -148,29 +120,6 @@ def bare_network(recipe: EncoderRecipe) -> nn.Module:
     path = recipe.folder / "config.json"
     config = BertConfig.from_json_file(path) if path.is_file() else BertConfig()
     return Classifier(BertModel(config, add_pooling_layer=False), recipe.blocks)
-
-
-@lru_cache(maxsize=2)
-def load_folder(folder: Path, sequence: int) -> EncoderData:
-    """Return the encoder and the sentences in a folder."""
-    import transformers
-
-    api: Any = transformers
-    api.utils.logging.disable_progress_bar()
-    api.utils.logging.set_verbosity_error()
-    bert = api.BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    tokenizer = api.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]")
-    parts = []
-    for name in FILES[:2]:
-        with (folder / name).open(encoding="utf-8", newline="") as file:
-            lines = [row for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][1:]
-        try:
-            labels, texts = torch.tensor([("0", "1").index(row[0]) for row in lines]), [row[1] for row in lines]
-        except (ValueError, IndexError) as err:
-            raise ValueError(f"{folder / name}: each line must be a label 0 or 1, a tab and a sentence") from err
-        read = tokenizer(texts, padding="max_length", truncation=True, max_length=sequence, return_tensors="pt")
-        parts.append(Sentences(read["input_ids"], read["attention_mask"].bool(), labels))
-    return EncoderData(bert, parts[0], parts[1], checksum(folder))
 
 
 build = EncoderTraining

@@ -9,18 +9,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tempbalance.lab import options
+from tempbalance.lab.operators.data import EQUATIONS, GRIDS, OperatorData, make_data
 from tempbalance.lab.options import Count, Size
 from tempbalance.lab.recipe import IterationsRecipe, Measure
-
-SOLVED = 256  # points of the grid on which equations are solved
-GRIDS = (16, 32, 64, 128, SOLVED)  # those that are a part of it
 
 
 class OperatorRecipe(IterationsRecipe):
     """Training of a Fourier neural operator, which maps an equation's initial condition to its solution."""
 
     kind = "operator"
-    known_data = ("burgers", "advection")
+    known_data = EQUATIONS
     measure = Measure("test_nrmse", "nRMSE", "%", "points", is_lower_better=True)
     is_float32 = True
     result_names = ("test_nrmse", "train_loss", "num_balancings", "seconds")
@@ -63,8 +61,6 @@ class OperatorRecipe(IterationsRecipe):
     def check_data(self) -> None:
         """Do nothing: a run solves its equation itself."""
 
-    def load(self, cache: Path | None = None) -> Any:
-        from tempbalance.lab.operators.training import make_data
-
+    def load(self, cache: Path | None = None) -> OperatorData:
         sizes = {"limit": self.limit, "test_limit": self.test_limit, "grid": self.grid}
         return make_data(self.dataset, **sizes, seed=self.data_seed)
