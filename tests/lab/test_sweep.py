@@ -282,13 +282,13 @@ def test_each_cause_has_its_number_of_retries(tmp_path, monkeypatch, cause, num_
 
     class Failing(Scripted):
         def _end(self, job: Job) -> Ended:
-            return Ended(job, "retry", f"{cause.name}: too bad")
+            return Ended(job, "retry", f"{cause}: too bad")
 
     (job,) = jobs(tmp_path, 1)
     executor = Failing()
     failures = sweep([job], executor, Silent())
     assert executor.starts[job.folder.name] == num_tries
-    assert_carries(failures[job], cause.name, f"{num_tries} times")
+    assert_carries(failures[job], cause, f"{num_tries} times")
 
 
 def test_a_run_that_a_cluster_has_not_started_waits(tmp_path):

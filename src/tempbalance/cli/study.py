@@ -16,7 +16,7 @@ from tempbalance.cli.train import CONTROLS_HELP, CheckpointEvery, KeepCheckpoint
 from tempbalance.runlog import write_whole
 
 if TYPE_CHECKING:
-    from tempbalance.lab.jobs import Executor, Settings
+    from tempbalance.lab.jobs import Executor, Job, Settings
     from tempbalance.lab.points import Point, Preset
     from tempbalance.lab.study import Study
     from tempbalance.report.tables import Report
@@ -140,7 +140,7 @@ def run(
             _print_plan(studies, size, chosen, folder, _executor(settings, workers, gpus, on_ray), keep_checkpoints)
             return
         check_data(jobs)
-        failures = unfit(jobs, precision=precision, speed=more["speed"])
+        failures: dict[Job, object] = {**unfit(jobs, precision=precision, speed=more["speed"])}
         folder.mkdir(parents=True, exist_ok=True)
         alone = [each for each in studies if each.is_timed and size.name != "smoke"]
         timed = [job for job in jobs_of_all(chosen, alone, size, folder) if job not in failures]

@@ -6,7 +6,7 @@ import errno
 import json
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from tempbalance.runlog import Line, RunFolder, RunFolderError, is_locked, write
 ASKED, CLAIM, FAILURE, OUTPUT = "asked.json", "claim.lock", "failure.txt", "output.txt"
 QUEUED = "queued"  # file in the folder of a run that a cluster has accepted but not started
 State = Literal["done", "running", "waiting", "failed", "left"]
+Settings = dict[str, Any]  # of a process that trains, as `tempbalance.lab.train.train` takes them
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,6 @@ class Job:
 
     @property
     def run(self) -> RunFolder:
-        """Files of the run."""
         return RunFolder(self.folder)
 
     def ask(self) -> None:
@@ -44,7 +44,6 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run is complete."""
         return self.result is not None
 
     @property
@@ -106,70 +105,6 @@ class Ended:
     message: str = ""
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A kind of failure.
-
-    Attributes:
-        name: In words.
-        num_retries: How often to try again in the same epoch: 0 if the run cannot succeed without anybody's help.
-    """
-
-    name: str
-    num_retries: int
-
-
-# a run that needs too much memory will again, unless another one had taken it
-MEMORY, DISK = Cause("out of memory", num_retries=1), Cause("the disk is full", num_retries=0)
-DOWNLOAD, STALE = Cause("a download failed", num_retries=3), Cause("a network file is stale", num_retries=3)
-_ERRNOS = {errno.ENOSPC: DISK, errno.EDQUOT: DISK, errno.ENOMEM: MEMORY}
-_ERRNOS |= dict.fromkeys((errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN), STALE)
-_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE)
-
-
-def find_cause(error: BaseException) -> Cause | None:
-    """Return the kind of a failure that is not the run's own, from the error and those that led to it."""
-    from tempbalance.lab.download import DownloadError
-
-    for each in _chain(error):
-        if isinstance(each, DownloadError):
-            return DOWNLOAD
-        if isinstance(each, OSError) and each.errno in _ERRNOS:
-            return _ERRNOS[each.errno]
-        if isinstance(each, MemoryError) or (isinstance(each, RuntimeError) and _NO_MEMORY.search(str(each))):
-            return MEMORY
-    return None
-
-
-def failure_of(folder: Path, error: Exception) -> tuple[Literal["failed", "retry"], str]:
-    """Return the state and the message of a run that ends with an error; keep the traceback of one that failed."""
-    cause = find_cause(error)
-    message = " ".join(str(error).split()) or type(error).__name__
-    if cause is not None:
-        where = "" if str(folder) in message else f" ({folder})"
-        message = f"{cause.name}: {message}{where}"
-        if cause.num_retries:
-            return "retry", message
-    trace = "".join(traceback.format_exception(error))
-    with suppress(OSError):  # a full disk does not take it; the message is returned all the same
-        write_whole(folder / FAILURE, f"{trace}{message if cause else ''}".encode())
-    return "failed", message
-
-
-def num_retries(message: str) -> int:
-    """Return how often to try again after the failure that a message of `failure_of` is about."""
-    return next((cause.num_retries for cause in (MEMORY, DOWNLOAD, STALE) if message.startswith(cause.name)), 0)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
-    seen: set[int] = set()
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        found = found.__cause__ or found.__context__
-
-
 class Executor(Protocol):
     """Trains jobs, several at a time, in other processes or on other machines."""
 
@@ -195,16 +130,51 @@ class Executor(Protocol):
         """Stop all jobs."""
 
 
-# of a process that trains, as `tempbalance.lab.train.train` takes them
-Settings = dict[str, Any]
+# Causes of failures that are not the run's own, with how often to try again in the same epoch. A run that needs too
+# much memory will again, unless another one had taken it.
+MEMORY, DISK = "out of memory", "the disk is full"
+DOWNLOAD, STALE = "a download failed", "a network file is stale"
+RETRIES = {MEMORY: 1, DISK: 0, DOWNLOAD: 3, STALE: 3}
+_ERRNOS = {errno.ENOSPC: DISK, errno.EDQUOT: DISK, errno.ENOMEM: MEMORY}
+_ERRNOS |= dict.fromkeys((errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN), STALE)
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE)
+
+
+def find_cause(error: BaseException) -> str | None:
+    """Return the cause of a failure that is not the run's own, from the error and those that led to it."""
+    from tempbalance.lab.download import DownloadError
+
+    each: BaseException | None = error
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:
+        if isinstance(each, DownloadError):
+            return DOWNLOAD
+        if isinstance(each, OSError) and each.errno in _ERRNOS:
+            return _ERRNOS[each.errno]
+        if isinstance(each, MemoryError) or (isinstance(each, RuntimeError) and _NO_MEMORY.search(str(each))):
+            return MEMORY
+        seen.add(id(each))
+        each = each.__cause__ or each.__context__
+    return None
+
+
+def failure_of(folder: Path, error: Exception) -> tuple[Literal["failed", "retry"], str]:
+    """Return the state and the message of a run that ends with an error; keep the traceback of one that failed."""
+    cause = find_cause(error)
+    message = " ".join(str(error).split()) or type(error).__name__
+    if cause is not None:
+        where = "" if str(folder) in message else f" ({folder})"
+        message = f"{cause}: {message}{where}"
+        if RETRIES[cause]:
+            return "retry", message
+    trace = "".join(traceback.format_exception(error))
+    with suppress(OSError):  # a full disk does not take it; the message is returned all the same
+        write_whole(folder / FAILURE, f"{trace}{message if cause else ''}".encode())
+    return "failed", message
 
 
 def check_gpus(gpus: float) -> None:
-    """Refuse a number of GPUs for each run that is neither a whole number nor a fraction of one.
-
-    Raises:
-        ValueError: With the value.
-    """
+    """Refuse a number of GPUs for each run that is neither a whole number nor a fraction of one."""
     if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
         raise ValueError(f"gpus must be a fraction of one GPU or a whole number, got {gpus:g}")
 

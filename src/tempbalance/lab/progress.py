@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tempbalance.lab.jobs import OUTPUT, Job
+from tempbalance.lab.jobs import OUTPUT, Job, State
 from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.runlog import Line
 
@@ -30,57 +29,35 @@ def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class RunProgress:
-    """Progress of a run: a bar in a terminal, elsewhere a line for each epoch.
-
-    Args:
-        console: Console to print to.
-        recipe: Recipe of the run.
-        num_steps: Steps of the whole run.
-
-    Attributes:
-        is_hidden: Whether no bar is shown.
-    """
+class RunProgress(Progress):
+    """Progress of a run: a bar in a terminal, elsewhere a line for each epoch."""
 
     def __init__(self, console: Console, recipe: BaseRecipe, num_steps: int) -> None:
-        self.console, self.recipe = console, recipe
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]},"))
         time_left = (TimeRemainingColumn(), TextColumn("left"))
-        self.is_hidden = not console.is_terminal
-        self._bar = Progress(*columns, *time_left, console=console, disable=self.is_hidden, transient=True)
-        self._task = self._bar.add_task("", total=num_steps, status="")
+        super().__init__(*columns, *time_left, console=console, disable=not console.is_terminal, transient=True)
+        self.recipe, self._task = recipe, self.add_task("", total=num_steps, status="")
         self._loss, self._metrics = "", Line()
-
-    def __enter__(self) -> RunProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def step(self, number: int, loss: float | None) -> None:
         """Move the bar to a step; ``loss`` is ``None`` where it is not to be shown."""
-        if self.is_hidden:
+        if self.disable:
             return
+        metrics, measure = self._metrics, self.recipe.measure
         self._loss = self._loss if loss is None else f"loss {loss:.3f}"
-        epoch = min(self._metrics.get("epoch", 0) + 1, self.recipe.num_epochs)
-        status = ", ".join(part for part in (self._loss, self._outcome(), self._rates()) if part)
+        parts = [self._loss] if self._loss else []
+        if (value := metrics.get(measure.name)) is not None:
+            parts.append(measure.text(value))
+        if "lr_min" in metrics and self.console.width >= _NARROW:
+            parts.append(f"learning rate {metrics['lr_min']:.2g} to {metrics['lr_max']:.2g}")
+        epoch = min(metrics.get("epoch", 0) + 1, self.recipe.num_epochs)
         described = f"epoch {epoch} of {self.recipe.num_epochs}"
-        self._bar.update(self._task, completed=number, description=described, status=status)
-
-    def _outcome(self) -> str:
-        value = self._metrics.get(self.recipe.measure.name)
-        return "" if value is None else self.recipe.measure.text(value)
-
-    def _rates(self) -> str:
-        if "lr_min" not in self._metrics or self.console.width < _NARROW:
-            return ""
-        return f"learning rate {self._metrics['lr_min']:.2g} to {self._metrics['lr_max']:.2g}"
+        self.update(self._task, completed=number, description=described, status=", ".join(parts))
 
     def epoch(self, metrics: Line) -> None:
         """Note a finished epoch."""
         self._metrics = metrics
-        if not self.console.is_terminal:
+        if self.disable:
             say(self.console, epoch_text(self.recipe, metrics))
 
 
@@ -124,13 +101,10 @@ class Times:
 
     def learn(self, job: Job) -> None:
         """Learn the time per epoch from a run: its result if complete, else the ages of its files."""
-        result = job.result
-        if result is not None and "diverged" in result:
-            return
-        if result is not None:
-            self._found.setdefault(job.recipe.pace, []).append(result["seconds"] / job.recipe.num_epochs)
-            return
-        if num_finished := job.num_finished:
+        if (result := job.result) is not None:
+            if "diverged" not in result:
+                self._found.setdefault(job.recipe.pace, []).append(result["seconds"] / job.recipe.num_epochs)
+        elif num_finished := job.num_finished:
             begun, now = ((job.folder / name).stat().st_mtime for name in ("recipe.json", "metrics.jsonl"))
             self._guessed[job.recipe.pace] = max(now - begun, 0) / num_finished
 
@@ -158,12 +132,9 @@ def time_text(times: Times, jobs: Sequence[Job], num_slots: int) -> str:
     return text + (f", not counting {num_unknown} unlike any that exist" if num_unknown else "")
 
 
-_STATES = ("done", "running", "waiting", "failed", "left")
-
-
 def count_text(counts: Counter[str]) -> str:
     """Describe how many runs are done, running, waiting, failed and left."""
-    return ", ".join(f"{counts[name]} {name}" for name in _STATES if counts[name] or name != "waiting")
+    return ", ".join(f"{counts[name]} {name}" for name in get_args(State) if counts[name] or name != "waiting")
 
 
 def job_labels(jobs: Sequence[Job]) -> dict[Job, str]:
@@ -194,13 +165,7 @@ def running_table(running: Iterable[Job], jobs: Sequence[Job]) -> Table:
 
 
 class SweepView:
-    """Progress of a sweep: a bar, counts and running jobs in a terminal, else a line per finished run.
-
-    Args:
-        jobs: All jobs of the sweep.
-        console: Console to print to.
-        num_slots: Number of jobs that run at a time.
-    """
+    """Progress of a sweep: a bar, counts and running jobs in a terminal, else a line per finished run."""
 
     def __init__(self, jobs: Sequence[Job], console: Console, *, num_slots: int) -> None:
         self.jobs, self.console, self.num_slots = jobs, console, num_slots
@@ -215,9 +180,7 @@ class SweepView:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -242,20 +205,18 @@ class SweepView:
 
     def ended(self, job: Job, failure: str | None) -> None:
         """Record the end of a job. Print it if there is no bar; always print failures and new warnings."""
+        text = f"failed: {failure}"
         if failure is None:
             self._done.add(job)
             self._times.learn(job)
-            result = job.result
+            result, measure = job.result, job.recipe.measure
             assert result is not None
-            measure = job.recipe.measure
             if "diverged" in result:
-                text = f"{job.folder.name}: diverged in epoch {result['diverged_epoch']}"
+                text = f"diverged in epoch {result['diverged_epoch']}"
             else:
-                text = f"{job.folder.name}: {measure.text(result[measure.name])}, {seconds_text(result['seconds'])}"
-        else:
-            text = f"{job.folder.name} failed: {failure}"
+                text = f"{measure.text(result[measure.name])}, {seconds_text(result['seconds'])}"
         if self._live is None or failure is not None:
-            say(self.console, text)
+            say(self.console, f"{job.folder.name}{': ' if failure is None else ' '}{text}")
         for warning in _warnings_in(job.folder / OUTPUT):
             if warning not in self._warned:
                 self._warned.add(warning)

@@ -6,17 +6,17 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.filesize import decimal
 
 from tempbalance.errors import unknown
-from tempbalance.lab.jobs import CLAIM, FAILURE, OUTPUT, QUEUED, Ended, Executor, Job, failure_of, num_retries
+from tempbalance.lab.jobs import CLAIM, FAILURE, OUTPUT, QUEUED, RETRIES, Ended, Executor, Job, failure_of
 from tempbalance.lab.progress import SweepView
 from tempbalance.lab.runs import SPEEDS, OtherRunError, TrainingError, check_run, disk_needed, finished
 from tempbalance.runlog import RunFolderError, take_lock
@@ -38,12 +38,7 @@ class SweepError(Exception):
 
 
 def check_settings(device: str, precision: str, speed: Sequence[str] = ()) -> None:
-    """Refuse, before any run does, what Lightning does not know and packages that are not there.
-
-    Raises:
-        ModuleNotFoundError: If a package of the lab is not installed.
-        ValueError: If the device, the precision or an option of speed is unknown.
-    """
+    """Refuse, before any run does, names that Lightning does not know and packages that are not installed."""
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise ModuleNotFoundError(f"not installed: {', '.join(missing)}")
     given = [("device", device, DEVICES), ("precision", precision, PRECISIONS)]
@@ -53,67 +48,34 @@ def check_settings(device: str, precision: str, speed: Sequence[str] = ()) -> No
 
 
 def check_all(jobs: Sequence[Job], *, precision: str, speed: Sequence[str] = ()) -> None:
-    """Refuse, before anything is started or written, what would fail or would be compared wrongly.
-
-    Args:
-        jobs: What is to be trained.
-        precision: Of Lightning.
-        speed: Some of `SPEEDS`.
-
-    Raises:
-        ModuleNotFoundError: If a package of the lab is not installed.
-        ValueError: If the precision or an option of speed is unknown, or a dataset is not there or not as it should be.
-        OtherRunError: If a folder holds a run of another recipe.
-        RunFolderError: If a file of a run is damaged.
-    """
+    """Refuse, before anything is started or written, what would fail or would be compared wrongly."""
     check_settings("auto", precision, speed)
     check_data(jobs)
-    for job in jobs:
-        _check(job, precision, speed)
+    for err in unfit(jobs, precision=precision, speed=speed).values():
+        raise err
 
 
 def check_data(jobs: Sequence[Job]) -> None:
-    """Refuse data that are not there, before anything is started.
-
-    Raises:
-        ValueError: It says what is missing.
-    """
+    """Refuse data that are not there, before anything is started."""
     for job in {(job.recipe.kind, job.recipe.data_text): job for job in jobs}.values():
         job.recipe.check_data()
 
 
-def unfit(jobs: Sequence[Job], *, precision: str, speed: Sequence[str] = ()) -> dict[Job, str]:
+def unfit(jobs: Sequence[Job], *, precision: str, speed: Sequence[str] = ()) -> dict[Job, Exception]:
     """Return the jobs whose folder has another run or is damaged, with the reason."""
-    found = {}
+    found: dict[Job, Exception] = {}
     for job in jobs:
+        known = None if job.recipe.kind == "detection" else speed  # which ignores them
         try:
             if damage := job.damage:
                 raise RunFolderError(damage)
-            _check(job, precision, speed)
+            check_run(job.run, job.recipe, precision=precision, speed=known, digest=job.recipe.own_digest())
         except (OtherRunError, RunFolderError) as err:
-            found[job] = str(err)
+            found[job] = err
     return found
 
 
-def _check(job: Job, precision: str, speed: Sequence[str]) -> None:
-    known = None if job.recipe.kind == "detection" else speed  # which ignores them
-    check_run(job.run, job.recipe, precision=precision, speed=known, digest=job.recipe.own_digest())
-    finished(job.run, job.recipe)
-
-
-def train_all(
-    jobs: Sequence[Job], executor: Executor, console: Console, *, retries: int = 5, stop_at_failure: bool = False
-) -> dict[Job, str]:
-    """Train jobs and show how it goes.
-
-    Returns:
-        The jobs that failed, with what they said.
-    """
-    view = SweepView(jobs, console, num_slots=executor.num_slots)
-    return sweep(jobs, executor, view, retries=retries, stop_at_failure=stop_at_failure)
-
-
-def raise_failures(failures: Mapping[Job, str]) -> None:
+def raise_failures(failures: Mapping[Job, object]) -> None:
     """Raise SweepError if runs have failed; it names each with its message and its log."""
     if failures:
         lines = [f"{job.folder}: {said} (log: {log_of(job)})" for job, said in failures.items()]
@@ -137,11 +99,14 @@ def disk_text(jobs: Sequence[Job], folder: Path, num_slots: int, *, keep_checkpo
     return f"disk{each}: about {decimal(kept)} when complete, {decimal(peak)} at most; {decimal(free)} free{warning}"
 
 
+_RECENT = 20  # runs that the pace is computed from
+
+
 def pace_text(done: Sequence[Job], num_left: int, *, now: float) -> str:
     """Return the runs per hour and the expected end, from when the last runs ended; empty if that is not known."""
     ends = sorted(path.stat().st_mtime for job in done if (path := job.folder / "result.json").exists())[-_RECENT:]
-    begins = min((_begin(job) for job in done), default=now)
-    since = ends[0] if len(ends) == _RECENT else begins
+    begins = [path.stat().st_mtime for job in done if (path := job.folder / "recipe.json").exists()]
+    since = ends[0] if len(ends) == _RECENT else min(begins, default=math.inf if done else now)
     if not ends or now - since < 1:
         return ""
     rate = 3600 * len(ends) / (now - since)
@@ -151,31 +116,24 @@ def pace_text(done: Sequence[Job], num_left: int, *, now: float) -> str:
     )
 
 
-def _begin(job: Job) -> float:
-    return (job.folder / "recipe.json").stat().st_mtime if (job.folder / "recipe.json").exists() else math.inf
-
-
 _PAUSE = 0.1  # seconds between two looks
 _PATIENCE = 0.2  # seconds for who only looks whether a run is claimed
 _LATER = 1.0  # seconds until a run that another process has is looked at again
 _RETRY_PAUSES = (20.0, 60.0, 180.0)  # seconds before each retry after a failure that may pass
-_RECENT = 20  # runs that the pace is computed from
 
 
-class View(AbstractContextManager["View"], Protocol):
-    """Shows how a sweep goes."""
-
-    def update(self, running: Sequence[Job], failures: dict[Job, str]) -> None:
-        """Called again and again."""
-
-    def ended(self, job: Job, failure: str | None) -> None:
-        """Record that a run is complete or has failed."""
+def train_all(
+    jobs: Sequence[Job], executor: Executor, console: Console, *, retries: int = 5, stop_at_failure: bool = False
+) -> dict[Job, str]:
+    """Train jobs as `sweep` does and show how it goes."""
+    view = SweepView(jobs, console, num_slots=executor.num_slots)
+    return sweep(jobs, executor, view, retries=retries, stop_at_failure=stop_at_failure)
 
 
 def sweep(
-    jobs: Sequence[Job], executor: Executor, view: View, *, retries: int = 5, stop_at_failure: bool = False
+    jobs: Sequence[Job], executor: Executor, view: SweepView, *, retries: int = 5, stop_at_failure: bool = False
 ) -> dict[Job, str]:
-    """Train jobs until each is complete or has failed.
+    """Train jobs until each is complete or has failed; return those that failed, with what they said.
 
     A job is claimed before it is started, so that of several sweeps over the same folders one trains it and the others
     take the next one, or wait for it when there is none.
@@ -185,44 +143,38 @@ def sweep(
         executor: Trains them; it is closed at the end, whatever happens.
         view: Shows the progress.
         retries: How often to restart a job that dies, or fails for a reason that may pass, in the same epoch; after
-            such a failure at most three times, with pauses, and only once where memory was too small.
+            such a failure at most as often as `RETRIES` says, with pauses.
         stop_at_failure: End at the first failure.
-
-    Returns:
-        The jobs that failed, with what they said.
     """
-    with view, closing(executor):
-        return _Sweep(jobs, executor, view, retries).run(stop_at_failure)
+    going = _Sweep(jobs, executor, view, retries)
+    try:
+        with view, closing(executor):
+            while going.waiting or going.claims:
+                going.start_jobs()
+                for ended in executor.ended():
+                    going.end(ended)
+                view.update([job for job in going.claims if not job.is_queued], going.failures)
+                if stop_at_failure and going.failures:
+                    break
+                time.sleep(_PAUSE)
+    finally:
+        for lock in going.claims.values():
+            lock.release()
+    return going.failures
 
 
 class _Sweep:
-    def __init__(self, jobs: Sequence[Job], executor: Executor, view: View, retries: int) -> None:
+    def __init__(self, jobs: Sequence[Job], executor: Executor, view: SweepView, retries: int) -> None:
         self.executor, self.view, self.retries = executor, view, retries
         self.waiting = [job for job in jobs if not job.is_done]
         self.claims: dict[Job, BaseFileLock] = {}
         self.failures: dict[Job, str] = {}
-        self.deaths: dict[Job, tuple[int, int]] = {}  # how many since how many epochs
+        self.troubles: dict[Job, tuple[int, int]] = {}  # how many since how many epochs
         self.not_before: dict[Job, float] = {}
         self.elsewhere: set[Job] = set()
 
-    def run(self, stop_at_failure: bool) -> dict[Job, str]:
-        try:
-            while self.waiting or self.claims:
-                self._start()
-                for ended in self.executor.ended():
-                    self._end(ended)
-                self.view.update([job for job in self.claims if not job.is_queued], self.failures)
-                if stop_at_failure and self.failures:
-                    break
-                time.sleep(_PAUSE)
-        finally:
-            self.executor.close()
-            for lock in self.claims.values():
-                lock.release()
-        return self.failures
-
-    def _start(self) -> None:
-        """Start what can be, in order, as far as there is room."""
+    def start_jobs(self) -> None:
+        """Start jobs in order, as far as there is room."""
         now = time.monotonic()
         for job in list(self.waiting):
             if len(self.claims) >= self.executor.num_slots + self.executor.num_ahead:
@@ -249,39 +201,41 @@ class _Sweep:
                 (job.folder / name).unlink(missing_ok=True)
             job.ask()
             self.executor.start(job)
+            self.waiting.remove(job)
         except OSError as err:  # of the folder: a full disk, a stale network file
             self.waiting.remove(job)
-            self._end(Ended(job, *failure_of(job.folder, err)))
-            return
-        self.waiting.remove(job)
+            self.end(Ended(job, *failure_of(job.folder, err)))
 
-    def _end(self, ended: Ended) -> None:
-        job = ended.job
+    def end(self, ended: Ended) -> None:
+        """Note that a job is complete or has failed, or try it again later."""
+        job, state, message = ended.job, ended.state, ended.message
+        pause = _LATER if state == "busy" else 0.0
         if damage := job.damage:
-            ended = Ended(job, "failed", damage)
-        elif ended.state == "died" and job.is_done:
-            ended = Ended(job, "done")
-        pause = _LATER if ended.state == "busy" else 0.0
-        if ended.state in ("died", "retry"):
-            number = self._count_trouble(job)
-            pause = _RETRY_PAUSES[min(number, len(_RETRY_PAUSES)) - 1] if ended.state == "retry" else 0.0
-            if number > (min(self.retries, num_retries(ended.message)) if ended.state == "retry" else self.retries):
-                message = f"{ended.message}, {number} times in epoch {job.num_finished + 1}"
-                ended = Ended(job, *failure_of(job.folder, TrainingError(message)))
+            state, message = "failed", damage
+        elif state == "died" and job.is_done:
+            state = "done"
+        elif state in ("died", "retry"):
+            number, most = self._count_trouble(job), self.retries
+            if state == "retry":
+                most = min(most, next((times for cause, times in RETRIES.items() if message.startswith(cause)), 0))
+                pause = _RETRY_PAUSES[min(number, len(_RETRY_PAUSES)) - 1]
+            if number > most:
+                message = f"{message}, {number} times in epoch {job.num_finished + 1}"
+                state, message = failure_of(job.folder, TrainingError(message))
         if (lock := self.claims.pop(job, None)) is not None:
             lock.release()
-        if ended.state in ("done", "failed"):
-            self._finish(job, None if ended.state == "done" else ended.message)
-            return
-        self.waiting.append(job)
-        self.not_before[job] = time.monotonic() + pause
+        if state in ("done", "failed"):
+            self._finish(job, None if state == "done" else message)
+        else:
+            self.waiting.append(job)
+            self.not_before[job] = time.monotonic() + pause
 
     def _count_trouble(self, job: Job) -> int:
         """Count deaths and failures that may pass, since the last finished epoch."""
         num_finished = job.num_finished
-        number, since = self.deaths.get(job, (0, num_finished))
+        number, since = self.troubles.get(job, (0, num_finished))
         number = number + 1 if num_finished <= since else 1  # epochs since the checkpoint are trained again
-        self.deaths[job] = (number, max(since, num_finished))
+        self.troubles[job] = (number, max(since, num_finished))
         return number
 
     def _finish(self, job: Job, failure: str | None) -> None:

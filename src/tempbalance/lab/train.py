@@ -306,7 +306,7 @@ def _loop(training: Training[Any], recorder: Recorder, made_with: Line, progress
         recorder.begin(made_with, training.first_lines())
     else:
         training.load_state_dict(state)
-    is_watched = bool(fabric.loggers) or not progress.is_hidden
+    is_watched = bool(fabric.loggers) or not progress.disable
 
     def on_step(loss: Tensor) -> None:
         is_read = is_watched and (training.iteration - 1) % log_every == 0

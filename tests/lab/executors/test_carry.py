@@ -6,7 +6,7 @@ from itertools import count
 
 from rich.console import Console
 
-from tempbalance.lab.executors.ray_node import pack, unpack
+from tempbalance.lab.executors.ray import pack, unpack
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder

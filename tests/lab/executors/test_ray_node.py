@@ -4,7 +4,7 @@ import tempfile
 
 import pytest
 
-from tempbalance.lab.executors.ray_node import Files, _settled
+from tempbalance.lab.executors.ray import Files, _settled
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.recipe import read_recipe
 from tests.lab.campaign import job

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from tempbalance.lab.executors import ray as cluster
-from tempbalance.lab.executors import ray_node as cluster_node
 from tempbalance.lab.executors.ray import Cluster
 from tempbalance.lab.jobs import Ended, Job
 from tests.cases import raises, warns
@@ -30,14 +29,14 @@ def ray(monkeypatch, tmp_path) -> Iterator[RayStandIn]:
 
     monkeypatch.setitem(sys.modules, "ray", stand_in)
     monkeypatch.setattr(cluster, "join", join)
-    monkeypatch.setattr(cluster_node, "_pools", {})
-    monkeypatch.setattr(cluster_node, "_PAUSE", 0.01)
+    monkeypatch.setattr(cluster, "_pools", {})
+    monkeypatch.setattr(cluster, "_PAUSE", 0.01)
     (tmp_path / "node").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
     monkeypatch.chdir(tmp_path)
     stub_worker.install(monkeypatch, tmp_path)
     yield stand_in
-    for pool in cluster_node._pools.values():
+    for pool in cluster._pools.values():
         pool.close()
 
 
@@ -131,7 +130,7 @@ def test_one_process_trains_one_run_after_another(ray, asked):
     for name in ("a", "b"):
         there.start(asked(name))
         assert until_ended(there).state == "done"
-    assert len(cluster_node._pools) == 1
+    assert len(cluster._pools) == 1
 
 
 @pytest.mark.parametrize(("name", "state", "carried"), [("fails", "failed", "too bad"), ("dies", "died", "-9")])
@@ -195,7 +194,7 @@ def test_a_task_that_is_cancelled_takes_its_process_along(ray, asked, monkeypatc
         raise KeyboardInterrupt
 
     assert there.ended() == []  # the node has begun
-    monkeypatch.setattr(cluster_node, "time", SimpleNamespace(sleep=interrupt, monotonic=time.monotonic))
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(sleep=interrupt, monotonic=time.monotonic))
     with pytest.raises(KeyboardInterrupt):
         next(stream.parts)
-    assert cluster_node._pools == {}
+    assert cluster._pools == {}

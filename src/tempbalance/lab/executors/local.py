@@ -16,6 +16,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -35,34 +36,23 @@ _PATIENCE = 10  # seconds for a process whose input has ended
 class Pool:
     """Pool of worker processes, which are started on demand and restarted if they die.
 
-    Args:
-        num_workers: Number of processes.
-        settings: Settings of each process.
-        gpus: GPU of each process, named as in ``CUDA_VISIBLE_DEVICES``; used in turn if there are more processes.
-            Empty for the CPU.
+    ``gpus`` are named as in ``CUDA_VISIBLE_DEVICES``, and used in turn if there are more processes.
     """
 
     num_ahead = 0
 
     def __init__(self, num_workers: int, settings: Settings, *, gpus: Sequence[str] = ()) -> None:
-        self._num_workers, self._settings, self._gpus = num_workers, settings, gpus
+        self.num_slots, self._settings, self._gpus = num_workers, settings, gpus
         self._answers: SimpleQueue[tuple[_Worker, bytes]] = SimpleQueue()
         self._workers: list[_Worker | None] = [None] * num_workers
 
     @property
-    def num_slots(self) -> int:
-        """Number of processes."""
-        return self._num_workers
-
-    @property
     def place_text(self) -> str:
-        """Description of the processes and their GPUs and threads."""
         threads = self._settings["threads"]
         of_each = f"GPU {' or '.join(dict.fromkeys(self._gpus))}" if self._gpus else "no GPU"
-        return f"on this machine: {self._num_workers} at a time with {of_each}, {threads} threads each"
+        return f"on this machine: {self.num_slots} at a time with {of_each}, {threads} threads each"
 
     def start(self, job: Job) -> None:
-        """Give a job to an idle process."""
         place = next(i for i, worker in enumerate(self._workers) if worker is None or worker.job is None)
         worker = self._workers[place] or _Worker(self._environment(place), self._answers)
         self._workers[place] = worker
@@ -77,7 +67,6 @@ class Pool:
         return {**own, **dict.fromkeys(_VISIBLE, gpu)}
 
     def ended(self) -> list[Ended]:
-        """Return the jobs that have ended since the last call."""
         found: list[Ended] = []
         while True:
             try:
@@ -92,7 +81,6 @@ class Pool:
                 found.append(Ended(job, **json.loads(line)) if whole else Ended(job, "died", worker.last_words()))
 
     def close(self) -> None:
-        """Stop all processes."""
         workers = [worker for worker in self._workers if worker is not None]
         for worker in workers:
             worker.close()
@@ -114,10 +102,12 @@ class _Worker:
             env=environment,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        self._input = self._process.stdin
         Thread(target=self._listen, args=(answers,), daemon=True).start()
 
     def _listen(self, answers: SimpleQueue[tuple[_Worker, bytes]]) -> None:
-        for line in _pipe(self._process.stdout):
+        for line in self._process.stdout or ():
             answers.put((self, line))
         self._process.wait()
         answers.put((self, b""))
@@ -127,8 +117,8 @@ class _Worker:
         self.job = job
         task = json.dumps({"folder": str(job.folder), "settings": settings}) + "\n"
         try:
-            _pipe(self._process.stdin).write(task.encode())
-            _pipe(self._process.stdin).flush()
+            self._input.write(task.encode())
+            self._input.flush()
         except BrokenPipeError:
             self._process.wait()
 
@@ -140,13 +130,10 @@ class _Worker:
 
     def close(self) -> None:
         """End its input, and so the process."""
-        try:
-            _pipe(self._process.stdin).close()
-        except BrokenPipeError:
-            self._process.wait()
+        with suppress(BrokenPipeError):
+            self._input.close()
 
     def wait(self) -> None:
-        """Wait until the process has ended."""
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -154,21 +141,10 @@ class _Worker:
             self._process.wait()
 
 
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None
-    return pipe
-
-
 def local_pool(settings: Settings, *, num_workers: int | None, gpus: float | None = None) -> Pool:
-    """Return a pool on this machine: a process for each GPU, or share of one, otherwise for each core.
+    """Return a pool on this machine: by default a process for each GPU, or share of one, otherwise for each core.
 
-    Args:
-        settings: Of each process; ``threads`` of ``None`` becomes its share of the cores.
-        num_workers: Number of processes; ``None`` for one for each GPU, or share of one, or core.
-        gpus: GPUs of each run, a fraction to share one; ``None`` for 1 if the machine has any.
-
-    Raises:
-        ValueError: If the machine has fewer.
+    ``gpus`` of ``None`` are 1 for each run if the machine has any, ``threads`` a process's share of the cores.
     """
     found = find_gpus() if settings["device"] in ("auto", "gpu", "cuda") else []
     gpus = min(1, len(found)) if gpus is None else gpus
@@ -211,29 +187,24 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of libraries must not mix with the answers
     tasks: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    Thread(target=_read, args=(tasks,), daemon=True).start()
+
+    def read() -> None:
+        for line in sys.stdin:
+            tasks.put(json.loads(line))
+        os._exit(0)
+
+    Thread(target=read, daemon=True).start()
     while True:
         task = tasks.get()
         state, message = work(Path(task["folder"]), task["settings"])
         print(json.dumps({"state": state, "message": message}), file=answers, flush=True)
 
 
-def _read(tasks: SimpleQueue[dict[str, Any]]) -> None:
-    for line in sys.stdin:
-        tasks.put(json.loads(line))
-    os._exit(0)
-
-
 def work(folder: Path, settings: Settings) -> tuple[str, str]:
-    """Train the run that a folder's ``asked.json`` asks for.
+    """Train the run that a folder's ``asked.json`` asks for; return a state of `Ended` and a message.
 
-    Args:
-        folder: The run's. What the run says goes to ``output.txt`` there, the traceback of a failure to
-            ``failure.txt``; a run that diverges leaves that as its result.
-        settings: How: ``device``, ``precision``, ``threads``, ``cache``, ``log_every`` and ``tensorboard``.
-
-    Returns:
-        A state of `tempbalance.lab.jobs.Ended` and a message.
+    The run's messages go to ``output.txt``, the traceback of a failure to ``failure.txt``; a run that diverges leaves
+    that as its result.
     """
     answer = None
     try:

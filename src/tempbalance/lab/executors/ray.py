@@ -1,39 +1,48 @@
-"""Train jobs on a Ray cluster; each run is a task that requests its share of a node."""
+"""Train jobs on a Ray cluster; each run is a task that requests its share of a node.
+
+A task starts a `Pool` of one process that trains its run. This process has its main thread, signals and standard output
+to itself as on a single machine, and a SIGTERM by which Ray ends a task is no failure of the run. It ends with Ray's
+process, which ends with the driver. Ray does not retry tasks: the sweep restarts a job that died with its process or its
+node. More tasks are submitted than there is room for, so that an autoscaler adds nodes.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tempbalance.lab.executors.ray_node import Task, pack, remove_run, train_run, unpack
-from tempbalance.lab.jobs import FAILURE, QUEUED, Ended, Job, Settings, check_gpus, failure_of, with_gpus
-from tempbalance.runlog import write_whole
+from tempbalance.lab.executors.local import Pool
+from tempbalance.lab.jobs import ASKED, FAILURE, OUTPUT, QUEUED, Ended, Job, Settings, check_gpus, failure_of, with_gpus
+from tempbalance.runlog import LOGS, write_whole
 
 _LOOK = 5.0  # seconds until nodes that have come or gone are noticed
 _LEAST_AHEAD, _MOST_AHEAD = 2, 64  # tasks beyond the slots of the present nodes
 _FETCH = 60.0  # seconds between two times that the files of a run under way are fetched
 _PATIENCE = 10.0  # seconds for tasks to end
+_PAUSE = 0.1  # seconds between two looks at the process that trains
+_REACH = 15.0  # seconds to connect to an address
+_ANSWER = 60.0  # seconds until Ray has answered there: one, but for a machine that has much to do
+
+Files = dict[str, bytes]
 
 
 class Cluster:
     """Executor that trains jobs as Ray tasks.
-
-    A task starts a `Pool` of one process that trains its run. This process has its main thread, signals and standard
-    output to itself as on a single machine, and a SIGTERM by which Ray ends a task is no failure of the run. It ends
-    with Ray's process, which ends with the driver.
-
-    Ray does not retry tasks: the sweep restarts a job that died with its process or its node. More tasks are submitted
-    than there is room for, so that an autoscaler adds nodes.
 
     The nodes need this package and the data. A known dataset is downloaded into each node's ``cache`` unless that is
     shared; another one is read from the path in the recipe.
@@ -47,11 +56,6 @@ class Cluster:
             connection of this process is used.
         fetch: Whether the nodes do not share the folders of runs. A run is then trained in a temporary folder of its
             node, and its files except the TensorBoard log are fetched every minute and at the end.
-
-    Raises:
-        ModuleNotFoundError: If Ray is not installed.
-        ConnectionError: If the cluster does not answer.
-        ValueError: If the address is invalid, or the local cluster has too few CPUs or GPUs for a run.
     """
 
     def __init__(
@@ -81,20 +85,14 @@ class Cluster:
             "threads": settings["threads"] or max(1, int(num_cpus)),
         }
         self._settings, self.needs, self._fetch = {**with_gpus(settings, num_gpus), **own}, (num_cpus, num_gpus), fetch
-        self._train = self._ray.remote(
-            num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0, num_returns="streaming"
-        )(train_run)  # fmt: skip
-        self._check_room(started)
-
-    def _check_room(self, started: bool) -> None:
-        """Refuse a run that a local cluster has no room for; warn if another cluster has no room yet."""
-        if self._count():
-            return
-        lacking = "no node of the Ray cluster has the {:g} CPUs and {:g} GPUs that a run takes".format(*self.needs)
-        if started:
-            self.close()
-            raise ValueError(lacking)
-        warnings.warn(f"{lacking}: runs wait until one joins", stacklevel=3)
+        task_options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_retries": 0, "num_returns": "streaming"}
+        self._train = self._ray.remote(**task_options)(train_run)
+        if not self._count():
+            lacking = "no node of the Ray cluster has the {:g} CPUs and {:g} GPUs that a run takes".format(*self.needs)
+            if started:
+                self.close()
+                raise ValueError(lacking)
+            warnings.warn(f"{lacking}: runs wait until one joins", stacklevel=2)
 
     @property
     def num_slots(self) -> int:
@@ -106,7 +104,6 @@ class Cluster:
 
     @property
     def place_text(self) -> str:
-        """Description of the nodes and of the CPUs and GPUs per run."""
         nodes = len(self._nodes())
         needs = "{:g} CPUs and {:g} GPUs".format(*self.needs)
         return f"on Ray: {self.num_slots} at a time on {nodes} node{'s' * (nodes != 1)}, {needs} each"
@@ -125,13 +122,13 @@ class Cluster:
 
     def start(self, job: Job) -> None:
         """Give a job to the cluster; it waits there while others have taken the room."""
-        task = Task(replace(job, folder=job.folder.absolute()), self._settings, Path.cwd())
+        copy: tuple[Files, str] | None = None
         if self._fetch:
             (job.folder / FAILURE).unlink(missing_ok=True)
-            name = f"tempbalance-{job.folder.name}-{_mark(job.folder)}"
-            task = replace(task, files=pack(job.folder), name=name, every=_FETCH)
+            copy = pack(job.folder), f"tempbalance-{job.folder.name}-{_mark(job.folder)}"
         write_whole(job.folder / QUEUED, b"")
-        self._running[job] = self._train.remote(task)
+        there = replace(job, folder=job.folder.absolute())
+        self._running[job] = self._train.remote(there, self._settings, Path.cwd(), copy, _FETCH)
 
     def ended(self) -> list[Ended]:
         """Return the jobs that have ended since the last call; write fetched files to their folders."""
@@ -190,30 +187,112 @@ class Cluster:
 
 
 def _mark(folder: Path) -> str:
-    """Tells a run's copies on nodes from those of other folders, and of one that was removed and begun again."""
+    """Return a name that tells a run's copies on nodes from those of other folders, and of one that was begun again."""
     path = folder / "fetched.id"
     if not path.exists():
         write_whole(path, uuid.uuid4().hex[:12].encode())
     return path.read_text(encoding="utf-8")
 
 
-_REACH = 15.0  # seconds until somebody takes the call
-_ANSWER = 60.0  # seconds until that is Ray: a second, but for a machine that has much to do
+# A run writes its logs before its checkpoint, and its result last.
+_FILES = ("recipe.json", *LOGS, OUTPUT, FAILURE, "best.ckpt", "last.ckpt", "result.json")
+
+
+def pack(folder: Path) -> Files:
+    """Return the files of a run in a state from which it can resume, even while it trains.
+
+    They are read in reverse order, so that a result comes with its checkpoint and logs, and the logs reach at least as
+    far as the checkpoint.
+    """
+    files = {}
+    for name in reversed(_FILES):
+        with suppress(FileNotFoundError):
+            files[name] = (folder / name).read_bytes()
+    return files
+
+
+def unpack(files: Files, folder: Path) -> None:
+    """Write a run's files so that it can resume from them, whenever this process is killed."""
+    for name in _FILES:
+        if name in files:
+            write_whole(folder / name, files[name])
+
+
+class Part(NamedTuple):
+    """Message of a node: files of a run that is fetched; at last how its process ended, with its folder there."""
+
+    node: str
+    files: Files
+    ended: Ended | None = None
+
+
+# Pools of this Ray process by their settings, reused because loading the libraries is slow. They end with the process:
+# at the end of the driver, or of a task that has a GPU.
+_pools: dict[str, Pool] = {}
+
+
+def train_run(
+    job: Job, settings: Settings, directory: Path, copy: tuple[Files, str] | None, every: float
+) -> Iterator[Part]:
+    """Train a run on a node.
+
+    Args:
+        job: The run, with its folder on the driver's machine.
+        settings: Settings of the process that trains.
+        directory: Base of relative paths, on a node that has it.
+        copy: Present files of a run that is fetched, and the name of its folder here; ``None`` for a shared folder.
+        every: Seconds between transfers of the files of a running job.
+
+    Yields:
+        An empty part when the node begins, the files of a run that is fetched again and again, and at last how the run
+        ended.
+    """
+    import ray
+
+    if directory.is_dir():
+        os.chdir(directory)
+    if copy is not None:
+        job = _settled(job, *copy)
+    elif not (asked := job.folder / ASKED).exists():
+        raise FileNotFoundError(
+            f"{asked} is not there on {socket.gethostname()}: all nodes must share the runs' folder, or runs be fetched"
+        )
+    node = ray.get_runtime_context().get_node_id()
+    yield Part(node, {})
+    key = json.dumps(settings)
+    pool = _pools.setdefault(key, Pool(1, settings))
+    try:
+        pool.start(job)
+        sent, due = job.num_finished, time.monotonic() + every
+        while not (ended := pool.ended()):
+            time.sleep(_PAUSE)
+            if copy is not None and time.monotonic() > due and job.num_finished != sent:
+                sent, due = job.num_finished, time.monotonic() + every
+                yield Part(node, pack(job.folder))
+        yield Part(node, {} if copy is None else pack(job.folder), ended[0])
+    except BaseException:
+        _pools.pop(key).close()
+        raise
+
+
+def _settled(job: Job, files: Files, name: str) -> Job:
+    """Return a job in a folder of this node, from the local files or the sent ones, whichever are further."""
+    job = replace(job, folder=Path(tempfile.gettempdir()) / name)
+    if not job.run.is_begun or job.num_finished < files.get("metrics.jsonl", b"").count(b"\n"):
+        unpack(files, job.folder)
+    job.ask()
+    return job
+
+
+def remove_run(folder: Path) -> None:
+    """Remove the folder of a run that was fetched."""
+    shutil.rmtree(folder)
 
 
 def join(address: str | None) -> bool:
-    """Join the cluster at an address, or start one on this machine.
+    """Join the cluster at an address, or start one on this machine; return whether it was started.
 
-    Args:
-        address: ``HOST:PORT`` of its head; ``None`` for ``RAY_ADDRESS`` or what ``ray start`` has started here, and if
-            that does not run, for a new one.
-
-    Returns:
-        Whether it was started.
-
-    Raises:
-        ConnectionError: If a cluster that was asked for does not answer, or none can be started.
-        ValueError: If the address is none.
+    ``None`` is ``RAY_ADDRESS`` or what ``ray start`` has started here, and if that does not run, a new one.
     """
     import ray
 
@@ -230,6 +309,46 @@ def join(address: str | None) -> bool:
     if found == "local":
         _end_with_driver(context.address_info["session_dir"])
     return found == "local"
+
+
+def _find(asked: str) -> str:
+    """Return the address for Ray: ``local`` to start a cluster, ``auto`` for that of this machine."""
+    if asked == "local":
+        return asked
+    if asked == "auto":  # the address that Ray remembers may be left from a cluster that was killed
+        problem = _problem(None)
+        return "local" if problem and "AuthenticationError" not in problem else "auto"
+    if not _is_address(asked):
+        raise ValueError(f"the address of a Ray cluster must be HOST:PORT of its head, got {asked!r}")
+    if problem := _problem(asked):
+        raise ConnectionError(f"cannot join the Ray cluster at {asked}: {problem}")
+    return asked
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and "/" not in host and port.isdecimal() and 0 < int(port) < 1 << 16
+
+
+def _problem(address: str | None) -> str:
+    """Return why the cluster at an address, or of this machine, cannot be joined; empty if it answers.
+
+    Ray itself would try for minutes.
+    """
+    note = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"  # where Ray notes its last one
+    known = address or (note.read_text(encoding="utf-8").strip() if note.is_file() else "")
+    if _is_address(known):
+        host, _, port = known.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
+        except OSError as err:
+            return str(err)
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", *(["--address", address] if address else [])]
+    try:
+        status = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER)
+    except subprocess.TimeoutExpired:
+        return f"something listens there, but has not answered as Ray within {_ANSWER:g} s"
+    return (status.stderr.strip().rpartition("\n")[2] or "ray status failed") if status.returncode else ""
 
 
 # Kills the processes of a session once its driver is gone, however that ended: Ray's agents notice only after a minute.
@@ -270,55 +389,3 @@ def _end_with_driver(session: str) -> None:
 
 
 _watchers: list[subprocess.Popen[bytes]] = []  # the ends of their pipes must stay open
-
-
-def _find(asked: str) -> str:
-    """Return the address for Ray: ``local`` to start a cluster, ``auto`` for that of this machine.
-
-    Raises:
-        ConnectionError: If a cluster at an address does not answer.
-        ValueError: If the address is none.
-    """
-    if asked == "local":
-        return asked
-    if asked == "auto":  # the address that Ray remembers may be left from a cluster that was killed
-        problem = _problem(None)
-        return "local" if problem and "AuthenticationError" not in problem else "auto"
-    if not _is_address(asked):
-        raise ValueError(f"the address of a Ray cluster must be HOST:PORT of its head, got {asked!r}")
-    if problem := _problem(asked):
-        raise ConnectionError(f"cannot join the Ray cluster at {asked}: {problem}")
-    return asked
-
-
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and "/" not in host and port.isdecimal() and 0 < int(port) < 1 << 16
-
-
-def _problem(address: str | None) -> str:
-    """Return why a cluster cannot be joined; empty if it answers. Ray itself would try for minutes, and say so.
-
-    Args:
-        address: Of its head; ``None`` for the cluster of this machine.
-    """
-    command = [sys.executable, "-m", "ray.scripts.scripts", "status"]
-    if address is not None:
-        command += ["--address", address]
-    if _is_address(known := address or _remembered()):
-        host, _, port = known.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
-        except OSError as err:
-            return str(err)
-    try:
-        status = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER)
-    except subprocess.TimeoutExpired:
-        return f"something listens there, but has not answered as Ray within {_ANSWER:g} s"
-    return (status.stderr.strip().rpartition("\n")[2] or "ray status failed") if status.returncode else ""
-
-
-def _remembered() -> str:
-    """Return the address of the cluster that was last started on this machine, as Ray notes it; empty if none is."""
-    note = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
-    return note.read_text(encoding="utf-8").strip() if note.is_file() else ""
