@@ -10,7 +10,7 @@ import pytest
 from lightning.fabric import Fabric
 
 from tempbalance.lab.recipe import BaseRecipe, training_module
-from tempbalance.lab.train import train_on_fabric
+from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder
 
 
@@ -45,5 +45,5 @@ def train_one_epoch(folder: Path, recipe: BaseRecipe, **settings: Any) -> None:
         return training
 
     with pytest.raises(_StoppedError):
-        train_on_fabric(recipe, folder, SimpleNamespace(build=build), device="cpu", **settings)
+        train(recipe, folder, kind=SimpleNamespace(build=build), device="cpu", **settings)
     assert len(RunFolder(folder).metrics) == 1

@@ -18,7 +18,7 @@ from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.options import Count
 from tempbalance.lab.recipe import BaseRecipe, Measure, find_kind, make_recipe, recipe_dict
 from tempbalance.lab.runs import Epoch, InterruptedRunError, OtherRunError, TrainingError, disk_needed
-from tempbalance.lab.train import Training, train_on_fabric
+from tempbalance.lab.train import Training, train
 from tempbalance.runlog import BusyRunError, RunFolder, RunFolderError, read_signed
 from tests.cases import assert_carries, raises
 from tests.lab.cut import resumed_after
@@ -95,7 +95,7 @@ def walk(
     Walk.digest = digest
     console = Console(file=io.StringIO(), width=10_000)
     try:
-        return train_on_fabric(task or Walk(), folder, kind, device="cpu", console=console, checkpoint_every=every)
+        return train(task or Walk(), folder, kind=kind, device="cpu", console=console, checkpoint_every=every)
     finally:
         (said if said is not None else []).extend(console.file.getvalue().splitlines())
 
@@ -200,7 +200,7 @@ def test_a_complete_run_has_its_weights_and_no_state_of_the_optimizer_unless_all
 
 def test_all_checkpoints_are_kept_on_demand(tmp_path):
     kind = SimpleNamespace(build=lambda recipe, data, fabric: Walking(recipe, fabric))
-    train_on_fabric(Walk(), tmp_path, kind, device="cpu", checkpoint_every=0, keep_checkpoints=True)
+    train(Walk(), tmp_path, kind=kind, device="cpu", checkpoint_every=0, keep_checkpoints=True)
     assert [read_signed(tmp_path / f"epoch-{epoch}.ckpt")["epoch"] for epoch in range(1, 5)] == [1, 2, 3, 4]
     assert "optimizer" in RunFolder(tmp_path).checkpoint()["training"]
 

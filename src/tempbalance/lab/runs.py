@@ -13,21 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tempbalance.lab.recipe import (
-    BaseRecipe,
-    Method,
-    differences,
-    find_method,
-    make_recipe,
-    recipe_dict,
-    training_module,
-)
+from tempbalance.lab.recipe import BaseRecipe, Method, find_method, make_recipe, recipe_dict, training_module
 from tempbalance.runlog import Line, RunFolder, RunFolderError, read_signed, write_signed
 
 if TYPE_CHECKING:
@@ -36,7 +28,6 @@ if TYPE_CHECKING:
 _PACKAGES = ("tempbalance", "torch", "numpy", "lightning", "pytorch_optimizer")
 _PRECISIONS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # Lightning's short names
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-_MOST_LISTED = 5  # epochs in a message
 _LARGE = ("optimizer", "file")  # parts of a state that a complete run does not need
 EVERY = 300.0  # seconds between checkpoints
 SPEEDS = ("channels_last", "fused", "compile")
@@ -47,12 +38,7 @@ class TrainingError(Exception):
 
 
 class DivergedError(TrainingError):
-    """A run whose loss, weights or test value is no longer finite.
-
-    Args:
-        message: Where it was noticed.
-        epoch: The epoch in which it was.
-    """
+    """A run whose loss, weights or test value is no longer finite, as was noticed in an epoch."""
 
     def __init__(self, message: str, epoch: int) -> None:
         super().__init__(message, epoch)
@@ -101,16 +87,7 @@ def check_run(
 ) -> None:
     """Refuse a folder that holds a run of another recipe; one in which no epoch was finished is free for any.
 
-    Args:
-        run: The folder.
-        recipe: The recipe asked for.
-        precision: Lightning's.
-        speed: Options of speed.
-        digest: Checksum of the data. Nothing is compared that the folder or the caller does not know.
-
-    Raises:
-        OtherRunError: With every difference.
-        RunFolderError: If the folder does not say what its run was started with.
+    ``digest`` is the checksum of the data. Nothing is compared that the folder or the caller does not know.
     """
     if not run.is_begun:
         return
@@ -121,35 +98,30 @@ def check_run(
         saved = make_recipe(content["recipe"])
     except ValueError as err:
         raise RunFolderError(f"{file}: {err}") from err
-    if saved.kind == recipe.kind:
-        changed = differences(saved, recipe)
-    else:
-        changed = [f"kind: {saved.kind!r} in the folder, {recipe.kind!r} asked for"]
+    theirs, ours, used = saved.to_dict(), recipe.to_dict(), {*saved.key, *recipe.key}
+    if saved.kind != recipe.kind:
+        theirs, ours, used = {"kind": saved.kind}, {"kind": recipe.kind}, {"kind"}
+    changed = [(name, theirs[name], value) for name, value in ours.items() if name in used and theirs[name] != value]
     asked = {"precision": precision and full_precision(precision), "speed": None if speed is None else list(speed)}
     for name, value in asked.items():
         if_missing = [] if name == "speed" else value  # a run without options of speed notes none
         if value is not None and (before := content.get(name, if_missing)) != value:
-            changed.append(f"{name}: {before!r} in the folder, {value!r} asked for")
+            changed.append((name, before, value))
+    found = [f"{name}: {before!r} in the folder, {value!r} asked for" for name, before, value in changed]
     if digest is not None and content.get("data", digest) != digest:
-        changed.append(f"data: the content of {recipe.dataset} has changed")
-    if changed:
+        found.append(f"data: the content of {recipe.dataset} has changed")
+    if found:
         raise OtherRunError(
-            f"{run.path} holds a run of another recipe: {'; '.join(changed)}; choose another --out or remove the folder"
+            f"{run.path} holds a run of another recipe: {'; '.join(found)}; choose another --out or remove the folder"
         )
 
 
 def finished(run: RunFolder, recipe: BaseRecipe) -> Line | None:
-    """Return the result of a complete or diverged run, otherwise ``None``.
-
-    Raises:
-        RunFolderError: If the result lacks a number.
-    """
-    result = run.result
-    if result is not None and "diverged" in result:
-        names: Sequence[str] = ("diverged_epoch",)
-    else:
-        names = recipe.result_names
-    if result is not None and (missing := [name for name in names if not _is_number(result.get(name))]):
+    """Return the result of a complete or diverged run, otherwise ``None``."""
+    if (result := run.result) is None:
+        return None
+    names = ("diverged_epoch",) if "diverged" in result else recipe.result_names
+    if missing := [name for name in names if not _is_number(result.get(name))]:
         file = run.path / "result.json"
         raise RunFolderError(
             f"{file}: must have numbers for {', '.join(missing)}; without the file the same command ends the run again"
@@ -162,11 +134,7 @@ def _is_number(value: object) -> bool:
 
 
 def load_weights(folder: Path | str, *, best: bool = False) -> dict[str, Tensor]:
-    """Return the network's state dict of a run, on the CPU.
-
-    Args:
-        folder: The run's, of any kind but detection.
-        best: The weights of the best epoch, instead of those after the last one.
+    """Return the network's state dict of a run, after the last or the best epoch, on the CPU.
 
     Raises:
         RunFolderError: If there is no whole checkpoint.
@@ -180,12 +148,7 @@ def load_weights(folder: Path | str, *, best: bool = False) -> dict[str, Tensor]
 
 
 class DiskNeeds(NamedTuple):
-    """Estimated bytes of a run's folder.
-
-    Attributes:
-        peak: At most, while the run trains.
-        kept: When it is complete.
-    """
+    """Estimated bytes of a run's folder: at most while the run trains, and when it is complete."""
 
     peak: int
     kept: int
@@ -194,9 +157,7 @@ class DiskNeeds(NamedTuple):
 def disk_needed(recipe: BaseRecipe, *, keep_checkpoints: bool = False) -> DiskNeeds:
     """Estimate the disk that a run needs, from the size of its network; logs count as 1 MB.
 
-    Args:
-        recipe: What to train.
-        keep_checkpoints: Whether the optimizer's state is kept; then ``kept`` is what one checkpoint needs.
+    With ``keep_checkpoints``, ``kept`` is what one checkpoint needs.
     """
     build = getattr(import_module(training_module(recipe.kind)), "bare_network", None)
     if build is None:
@@ -221,17 +182,11 @@ _network_bytes: dict[tuple[Any, ...], int] = {}
 
 @dataclass(frozen=True)
 class Epoch:
-    """Lines of the logs about one epoch, each with its number.
-
-    Attributes:
-        metrics: One line.
-        layers: A line per scored layer.
-        steps: A line per layer and noted step.
-    """
+    """Lines of the logs about one epoch: its metrics, one per scored layer, one per layer and noted step."""
 
     metrics: Line
-    layers: Sequence[Line] = field(default=())
-    steps: Sequence[Line] = field(default=())
+    layers: Sequence[Line] = ()
+    steps: Sequence[Line] = ()
 
 
 class Recorder:
@@ -266,11 +221,7 @@ class Recorder:
         self._is_writing, self._is_stopped = False, False
 
     def resume(self) -> dict[str, Any] | None:
-        """Return the state in the checkpoint and cut the logs back to it; ``None`` to begin anew.
-
-        Raises:
-            RunFolderError: If a log lacks a finished epoch or was changed.
-        """
+        """Return the state in the checkpoint and cut the logs back to it; ``None`` to begin anew."""
         content = self.run.checkpoint()
         if content is None:
             if (self.run.path / "last.ckpt").exists():
@@ -281,12 +232,12 @@ class Recorder:
         if missing := {*range(1, self.epoch + 1)} - {line["epoch"] for line in self.run.metrics}:
             raise RunFolderError(
                 f"{self.run.path / 'metrics.jsonl'}: must have a line for each of the {self.epoch} finished epochs, "
-                f"lacks {listed(missing)}: put it back, or remove the folder to start again"
+                f"lacks {', '.join(map(str, sorted(missing)[:5]))}{', ...' if len(missing) > 5 else ''}: put it back, or "
+                "remove the folder to start again"
             )
         self.run.rewind(content["logs"], only_check=not self.is_writer)
         self.say(f"going on after epoch {self.epoch} in {self.run.path}")
-        state: dict[str, Any] = content["training"]
-        return state
+        return dict(content["training"])
 
     def begin(self, made_with: Line, layers: Sequence[Line] = (), *, packages: Mapping[str, str] | None = None) -> None:
         """Start the logs of a run.
@@ -295,9 +246,6 @@ class Recorder:
             made_with: The rest of ``recipe.json``: ``data``, ``precision``, ``devices``.
             layers: Lines about the layers before training, with epoch 0.
             packages: Versions of more packages.
-
-        Raises:
-            TrainingError: If the disk does not take them.
         """
         if self.is_writer:
             noted = {"recipe": recipe_dict(self.recipe), "versions": {**versions(), **(packages or {})}}
@@ -309,14 +257,7 @@ class Recorder:
     def write(self, epoch: Epoch, state: Callable[[], dict[str, Any]], *, seconds: float, weights: Any = None) -> None:
         """Write a finished epoch to the logs; when it is time, write the checkpoint and the best weights so far too.
 
-        Args:
-            epoch: Its lines.
-            state: Gives everything that training needs to go on.
-            seconds: How long it took.
-            weights: The network's state dict; ``None`` to keep no best one.
-
-        Raises:
-            TrainingError: If the disk does not take them.
+        ``state`` gives everything that training needs to go on; ``weights`` of ``None`` keep no best one.
         """
         self.epoch, self.seconds = epoch.metrics["epoch"], self.seconds + seconds
         is_best = self._is_best(epoch.metrics)
@@ -341,11 +282,7 @@ class Recorder:
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
-        """Write all of something before a signal stops the run.
-
-        Raises:
-            TrainingError: If the disk does not take it; it names the folder and what is free on its disk.
-        """
+        """Write all of something before a signal stops the run; if the disk does not take it, say what is free there."""
         self._is_writing = True
         try:
             yield
@@ -373,11 +310,7 @@ class Recorder:
     def finish(self, result: Line) -> Line:
         """Complete the run; its result gets the best epoch, the seconds and the number of epochs.
 
-        Args:
-            result: With the measure at the best epoch, if the metrics do not have it.
-
-        Raises:
-            TrainingError: If the disk does not take it.
+        ``result`` has the measure at the best epoch if the metrics do not.
         """
         name = f"best_{self.recipe.measure.name.removeprefix('test_')}"
         best = {name: result.get(name, self.best["value"]), "best_epoch": self.best["epoch"]}
@@ -392,11 +325,7 @@ class Recorder:
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Stop on Ctrl-C, SIGTERM and SIGHUP, and say what is kept; an epoch that is being written is kept too.
-
-        Raises:
-            InterruptedRunError: On any of them.
-        """
+        """Stop on Ctrl-C, SIGTERM and SIGHUP, and say what is kept; an epoch that is being written is kept too."""
         is_main = threading.current_thread() is threading.main_thread()  # others cannot take signals
         numbers = [getattr(signal, name) for name in _SIGNALS if is_main and hasattr(signal, name)]
         before = {number: signal.getsignal(number) for number in numbers}
@@ -418,8 +347,3 @@ class Recorder:
         self._is_stopped = True
         if not self._is_writing:
             raise KeyboardInterrupt
-
-
-def listed(epochs: set[int]) -> str:
-    """Return the first few of some epochs as text."""
-    return ", ".join(map(str, sorted(epochs)[:_MOST_LISTED])) + (", ..." if len(epochs) > _MOST_LISTED else "")

@@ -46,12 +46,6 @@ R = TypeVar("R", bound=BaseRecipe)
 class Training(ABC, Generic[R]):
     """A network in training: what each kind gives to the loop. Randomness follows from the seed and the epoch alone.
 
-    Args:
-        recipe: What to train.
-        network: With fresh weights; it is moved to Fabric's device.
-        optimizer: Of the network's parameters.
-        fabric: Gives device, precision and processes.
-
     Attributes:
         network: The bare network, whose weights are scored and saved.
         model: The network as Fabric runs it, for the forward pass.
@@ -76,11 +70,7 @@ class Training(ABC, Generic[R]):
 
     @abstractmethod
     def epoch(self, number: int) -> Epoch:
-        """Train an epoch, the first being 1, and evaluate.
-
-        Raises:
-            TrainingError: If it cannot go on.
-        """
+        """Train an epoch, the first being 1, and evaluate."""
 
     def first_lines(self) -> list[Line]:
         """Return lines about the layers before the first epoch, with epoch 0."""
@@ -106,11 +96,7 @@ class Training(ABC, Generic[R]):
         self.metrics = state["metrics"]
 
     def accelerate(self, speed: Sequence[str]) -> None:
-        """Use options of `SPEEDS`.
-
-        Raises:
-            ValueError: If the optimizer has no fused form, or torch would crash.
-        """
+        """Use options of `SPEEDS`, unless the optimizer has no fused form or torch would crash."""
         if "channels_last" in speed:
             fewest = min((len(each) for each in self.network.parameters() if each.dim() == 4), default=_CHANNELS)
             if self.fabric.device.type == "cpu" and fewest < _CHANNELS:
@@ -138,11 +124,7 @@ class Training(ABC, Generic[R]):
         self._stepped.step()
 
     def read_losses(self) -> list[float]:
-        """Return the losses of the steps since the last call, over all processes; waits for the device.
-
-        Raises:
-            DivergedError: If one is not finite.
-        """
+        """Return the losses of the steps since the last call, over all processes; waits for the device."""
         values = self.reduced(torch.stack(self._losses), "mean").tolist() if self._losses else []
         self._losses = []
         for number, value in enumerate(values, self.iteration - len(values) + 1):
@@ -161,36 +143,62 @@ class Training(ABC, Generic[R]):
         return found
 
     def finite(self, what: str, value: float, *, iteration: int | None = None) -> float:
-        """Return a number, if it is finite.
-
-        Raises:
-            DivergedError: With epoch and iteration, the first layer that is not finite, and the learning rates.
-        """
+        """Return a number if it is finite; otherwise raise with the first layer that is not, and the learning rates."""
         if math.isfinite(value):
             return value
         where = f"the {what} is {value} in epoch {self.number}, iteration {iteration or self.iteration}"
-        for group in self.optimizer.param_groups:
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        state = f"all weights are still finite, learning rates are up to {max(rates):.3g}"
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             if not all(bool(parameter.isfinite().all()) for parameter in group["params"]):
                 layer = group.get("layer", "the rest")
-                rate = f"learning rate {float(group['lr']):.3g}"
-                raise DivergedError(f"{where}; the first layer that is not finite is {layer!r}, {rate}", self.number)
-        highest = max(float(group["lr"]) for group in self.optimizer.param_groups)
-        raise DivergedError(
-            f"{where}; all weights are still finite, learning rates are up to {highest:.3g}", self.number
-        )
+                state = f"the first layer that is not finite is {layer!r}, learning rate {rate:.3g}"
+                break
+        raise DivergedError(f"{where}; {state}", self.number)
 
 
 _CHANNELS = 16  # of convolutions in channels_last order; torch 2.x corrupts the CPU's memory with 4
 
 
-def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, **settings: Any) -> Line | None:
+def train(
+    recipe: BaseRecipe,
+    folder: Path,
+    *,
+    console: Console | None = None,
+    device: str = "auto",
+    devices: int = 1,
+    num_nodes: int = 1,
+    precision: str = "32-true",
+    speed: Sequence[str] = (),
+    threads: int | None = None,
+    cache: Path | str | None = None,
+    log_every: int = 10,
+    tensorboard: bool = False,
+    checkpoint_every: float = EVERY,
+    keep_checkpoints: bool = False,
+    kind: Any = None,
+) -> Line | None:
     """Train a recipe of any kind to its end, from where the folder stands.
 
     Args:
         recipe: What to train.
         folder: Folder of the run. A folder with this recipe is resumed.
+        console: Where it says how it goes, warnings included; ``None`` for nowhere.
+        device: Fabric's accelerator.
+        devices: How many a machine. One process trains on each; this one starts the others.
+        num_nodes: How many machines; the same command is started on each, with Lightning's environment variables.
+        precision: Fabric's precision; bf16-mixed is autocast. A resumed run keeps its precision.
+        speed: Some of `SPEEDS`, which move results by rounding errors: weights in channels_last order, torch's fused
+            optimizers, torch.compile. A resumed run keeps its options.
+        threads: How many torch may use; ``None`` for its own choice.
         cache: Where downloads are kept.
-        settings: Of `train_on_fabric`; detection ignores those that ultralytics has no use for.
+        log_every: Steps between two readings of the loss, where a terminal or TensorBoard shows it.
+        tensorboard: Whether to write TensorBoard logs into the folder.
+        checkpoint_every: Seconds between checkpoints.
+        keep_checkpoints: Keep all checkpoints, and the optimizer's state of a complete run.
+        kind: The module of the recipe's kind, by default the known one: ``check(recipe, data, num_processes)``, if
+            there is one, refuses data that do not fit, ``build(recipe, data, fabric)`` gives the `Training`. Detection
+            has ``train_on_ultralytics`` in their place.
 
     Returns:
         The run's result; ``None`` in all processes of several but the first.
@@ -207,88 +215,44 @@ def train(recipe: BaseRecipe, folder: Path, *, cache: Path | str | None = None, 
     check_run(run, recipe)
     if (result := finished(run, recipe)) is not None:
         run.check_logs()
-    if result is not None and "diverged" in result:
-        raise DivergedError(f"{folder}: {result['diverged']}", result["diverged_epoch"])
-    module = import_module(training_module(recipe.kind))
-    own_loop = getattr(module, "train_on_ultralytics", None)
+        if "diverged" in result:
+            raise DivergedError(f"{folder}: {result['diverged']}", result["diverged_epoch"])
+    kind = kind or import_module(training_module(recipe.kind))
     cache = Path(cache) if cache else None
-    if own_loop is not None:
-        ended: Line = own_loop(recipe, folder, cache=cache, **settings)
+    settings: Line = {"device": device, "precision": precision, "threads": threads}
+    if hasattr(kind, "train_on_ultralytics"):
+        settings |= {"checkpoint_every": checkpoint_every, "keep_checkpoints": keep_checkpoints}
+        ended: Line = kind.train_on_ultralytics(recipe, folder, console=console, cache=cache, **settings)
         return ended
-    return train_on_fabric(recipe, folder, module, cache=cache, **settings)
-
-
-def train_on_fabric(
-    recipe: BaseRecipe,
-    folder: Path,
-    kind: Any,
-    *,
-    console: Console | None = None,
-    device: str = "auto",
-    devices: int = 1,
-    num_nodes: int = 1,
-    precision: str = "32-true",
-    speed: Sequence[str] = (),
-    threads: int | None = None,
-    cache: Path | None = None,
-    log_every: int = 10,
-    tensorboard: bool = False,
-    checkpoint_every: float = EVERY,
-    keep_checkpoints: bool = False,
-) -> Line | None:
-    """Train a recipe with Fabric; errors are as of `train`.
-
-    Args:
-        recipe: What to train.
-        folder: Where the run is kept.
-        kind: The module of the recipe's kind: ``check(recipe, data, num_processes)``, if there is one, refuses data
-            that do not fit, ``build(recipe, data, fabric)`` gives the `Training`.
-        console: Where it says how it goes, warnings included; ``None`` for nowhere.
-        device: Fabric's accelerator.
-        devices: How many a machine. One process trains on each; this one starts the others.
-        num_nodes: How many machines; the same command is started on each, with Lightning's environment variables.
-        precision: Fabric's precision; bf16-mixed is autocast. A resumed run keeps its precision.
-        speed: Some of `SPEEDS`, which move results by rounding errors: weights in channels_last order, torch's fused
-            optimizers, torch.compile. A resumed run keeps its options.
-        threads: How many torch may use; ``None`` for its own choice.
-        cache: Where downloads are kept.
-        log_every: Steps between two readings of the loss, where a terminal or TensorBoard shows it.
-        tensorboard: Whether to write TensorBoard logs into the folder.
-        checkpoint_every: Seconds between checkpoints.
-        keep_checkpoints: Keep all checkpoints, and the optimizer's state of a complete run.
-    """
     if strange := [name for name in speed if name not in SPEEDS]:
         raise ValueError(unknown("speed", strange[0], SPEEDS))
-    run = RunFolder(folder)
     check_run(run, recipe, precision=precision, speed=speed)
-    result, digest = finished(run, recipe), ""
+    digest = ""
     if result is None or recipe.has_own_data:
         data = recipe.load(cache)
         digest = data.digest()
         check_run(run, recipe, digest=digest)
     if threads is not None:
         torch.set_num_threads(threads)
-    settings = {"device": device, "devices": devices, "num_nodes": num_nodes, "precision": precision, "speed": [*speed]}
-    settings |= {"threads": threads, "cache": None if cache is None else str(cache)}
     with ExitStack() as stack:
-        others = stack.enter_context(_ranks(devices))
+        start_others = stack.enter_context(_ranks(devices))
         fabric = _fabric(recipe, folder if tensorboard else None, device, devices, num_nodes, precision)
         is_first = fabric.is_global_zero
         spoken = nullcontext() if console is None else _warnings_on(console if is_first else Console(quiet=True))
         console = console if console is not None and is_first else Console(quiet=True)
-        tell = partial(say, console)
         if result is not None:
-            tell(f"{folder} is complete already")
+            say(console, f"{folder} is complete already")
             return result if is_first else None
         if hasattr(kind, "check"):
             kind.check(recipe, data, fabric.world_size)
         options: dict[str, Any] = {"every": checkpoint_every, "keep_checkpoints": keep_checkpoints}
-        recorder = Recorder(run, recipe, say=tell, is_writer=is_first, **options)
+        recorder = Recorder(run, recipe, say=partial(say, console), is_writer=is_first, **options)
         for each in (run.locked() if is_first else nullcontext(), spoken, recorder.stoppable()):
             stack.enter_context(each)
         if is_first and (result := finished(run, recipe)) is not None:  # by the process that had the lock
             return result
-        others.start({"recipe": recipe_dict(recipe), "folder": str(folder.absolute()), "settings": settings})
+        settings |= {"devices": devices, "num_nodes": num_nodes, "speed": [*speed], "cache": cache and str(cache)}
+        start_others({"recipe": recipe_dict(recipe), "folder": str(folder.absolute()), "settings": settings})
         fabric.launch()
         training: Training[Any] = kind.build(recipe, data, fabric)
         training.accelerate(speed)
@@ -332,11 +296,7 @@ def _loop(training: Training[Any], recorder: Recorder, made_with: Line, progress
 
 
 def _fabric(recipe: BaseRecipe, logs: Path | None, device: str, devices: int, num_nodes: int, precision: str) -> Fabric:
-    """Return Fabric for a run; ``logs`` is the folder of TensorBoard's.
-
-    Raises:
-        ValueError: If Fabric, or a recipe of this kind, cannot do what is asked for.
-    """
+    """Return Fabric for a run, if it can do what is asked for; ``logs`` is the folder of TensorBoard's."""
     if recipe.is_float32 and full_precision(precision) != "32-true":
         raise ValueError(f"precision must be 32-true for runs of kind {recipe.kind}, got {precision!r}")
     if not recipe.is_distributable and devices * num_nodes > 1:
@@ -364,20 +324,24 @@ _EXTERNAL = ("LOCAL_RANK", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID")  # somebody el
 _PATIENCE = 30  # seconds for a process to end when this one has
 
 
-class _Ranks:
-    """The other processes of a run on this machine. Each ends when its input does, and so with this process.
+@contextmanager
+def _ranks(devices: int) -> Iterator[Callable[[Line], None]]:
+    """Make this process the first of a run on several devices, unless all of them are started from outside.
 
-    Args:
-        number: How many.
+    Gives a function that starts the other processes of this machine. Each ends when its input does, and so with this
+    process.
     """
+    if devices == 1 or any(name in os.environ for name in _EXTERNAL):
+        yield lambda task: None
+        return
+    from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.processes: list[subprocess.Popen[bytes]] = []
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "LOCAL_RANK": "0"}
+    added = {name: value for name, value in place.items() if name not in os.environ}
+    processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, task: Line) -> None:
-        """Have each train the same run."""
-        for rank in range(1, self.number + 1):
+    def start(task: Line) -> None:
+        for rank in range(1, devices):
             process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 stdin=subprocess.PIPE,
@@ -385,16 +349,22 @@ class _Ranks:
                 env={**os.environ, "LOCAL_RANK": str(rank)},
                 start_new_session=True,  # Ctrl-C is for the first process
             )
-            self.processes.append(process)
+            processes.append(process)
             assert process.stdin is not None
             process.stdin.write(json.dumps(task).encode() + b"\n")
             process.stdin.flush()
 
-    def close(self, *, at_once: bool) -> None:
-        """Wait for their end, or end them."""
-        for process in self.processes:
-            if at_once:
-                process.kill()
+    os.environ.update(added)
+    try:
+        yield start
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    finally:
+        for name in added:
+            del os.environ[name]
+        for process in processes:
             try:
                 process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
@@ -402,29 +372,6 @@ class _Ranks:
                 process.wait()
             assert process.stdin is not None
             process.stdin.close()
-
-
-@contextmanager
-def _ranks(devices: int) -> Iterator[_Ranks]:
-    """Make this process the first of a run on several devices, unless all of them are started from outside."""
-    if devices == 1 or any(name in os.environ for name in _EXTERNAL):
-        yield _Ranks(0)
-        return
-    from lightning.fabric.plugins.environments.lightning import find_free_network_port
-
-    ranks = _Ranks(devices - 1)
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
-    added = {name: value for name, value in {**place, "LOCAL_RANK": "0"}.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield ranks
-    except BaseException:
-        ranks.close(at_once=True)
-        raise
-    finally:
-        for name in added:
-            del os.environ[name]
-    ranks.close(at_once=False)
 
 
 def _main() -> None:
