@@ -1,6 +1,7 @@
 """Recipes and methods: the paper's defaults, and clear answers to what is not known."""
 
 import json
+import tempfile
 
 import pytest
 from torch import nn
@@ -8,7 +9,9 @@ from torch import nn
 from tempbalance.lab.images.optimizers import build_optimizer
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.images.training import build_schedule
-from tempbalance.lab.recipe import METHODS, SEEDS, differences, find_method, read_recipe
+from tempbalance.lab.recipe import METHODS, SEEDS, find_method, read_recipe, recipe_dict
+from tempbalance.lab.runs import OtherRunError, check_run
+from tempbalance.runlog import RunFolder
 from tests.cases import assert_carries, raises
 
 
@@ -56,6 +59,19 @@ def test_a_recipe_is_read_from_yaml_and_from_a_runs_own_json(tmp_path):
     run.write_text(json.dumps({"recipe": ImageRecipe().to_dict(), "versions": {}}))
     assert read_recipe(yaml) == {"method": "cal", "lr": 0.05}
     assert ImageRecipe.from_dict(read_recipe(run)) == ImageRecipe()
+
+
+def differences(saved: ImageRecipe, wanted: ImageRecipe) -> list[str]:
+    """The options in which the run of a folder is not the one asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunFolder(folder)
+        run.write_recipe({"recipe": recipe_dict(saved)})
+        run.append([{"epoch": 1}])
+        try:
+            check_run(run, wanted)
+        except OtherRunError as err:
+            return str(err).partition("another recipe: ")[2].split("; ")[:-1]
+    return []
 
 
 def test_differences_are_told_in_words():

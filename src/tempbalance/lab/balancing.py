@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 import tempbalance
-from tempbalance.lab.recipe import BalancingRecipe, IterationsRecipe, is_side
+from tempbalance.lab.options import is_side
+from tempbalance.lab.recipe import BalancingRecipe, IterationsRecipe
 from tempbalance.lab.runs import Epoch, TrainingError
 from tempbalance.lab.train import Training
 from tempbalance.runlog import Line

@@ -158,14 +158,26 @@ ScaleRange = Annotated[
     Field(description="Smallest and largest scale of a balanced method."),
     BALANCING,
 ]
+DecayRange = Annotated[
+    Pair, Rule("two numbers above 0 and at most 1e6", lambda value: 0 < min(value) <= max(value) <= 1e6)
+]
+NamePattern = Annotated[str, Rule("a name pattern", bool)]
+
+
+def is_side(text: str) -> bool:
+    """Whether a text is the side of a window."""
+    return text.isdecimal() and int(text) >= 2
+
+
+Windows = Annotated[
+    Annotated[str, Rule("'square' or a whole number of at least 2", lambda value: value == "square" or is_side(value))]
+    | None,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+]
 
 
 def check_dataset(name: str) -> None:
-    """Refuse a dataset that is neither known nor a path.
-
-    Raises:
-        ValueError: With the closest known names.
-    """
+    """Refuse a dataset that is neither known nor a path."""
     if name not in DATASETS and not Path(name).expanduser().exists():
         sentence = unknown("dataset", name, DATASETS)
         raise ValueError(f"{sentence}; or the path of an .npz file or of a folder with train and test folders")
@@ -234,11 +246,7 @@ def explain(err: ValidationError, fields: Mapping[str, FieldInfo], given: Mappin
 
 
 def read_options(path: Path) -> dict[Any, Any]:
-    """Read options by name from a JSON or YAML file; from a run's ``recipe.json``, its recipe.
-
-    Raises:
-        ValueError: If the file is neither, holds something else, or has a name twice. The message names the file.
-    """
+    """Read options by name from a JSON or YAML file; from a run's ``recipe.json``, its recipe."""
     try:
         content = _parse(_read(path))
     except (ValueError, RecursionError) as err:

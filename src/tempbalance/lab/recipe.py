@@ -12,34 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tempbalance.errors import quoted, unknown
-from tempbalance.lab.options import (
-    ASSIGNMENTS,
-    BALANCING,
-    CONTROLS,
-    Assignment,
-    BatchSize,
-    Count,
-    EvaluateEvery,
-    Fraction,
-    IterationInterval,
-    Iterations,
-    LearningRate,
-    Pair,
-    Reference,
-    Rule,
-    ScaleRange,
-    Score,
-    ScoreBaseline,
-    Seed,
-    Share,
-    Tail,
-    explain,
-    read_options,
-    scales_by_kind,
-)
+from tempbalance.lab import options
+from tempbalance.lab.options import ASSIGNMENTS, BALANCING, CONTROLS, Count, explain, read_options, scales_by_kind
 
 # The recipe of each kind. Its package also has the module ``training``; both are loaded on first use.
 _KINDS = {
@@ -58,14 +35,7 @@ SEEDS = (43, 37, 13, 51, 71)  # the paper's
 
 @dataclass(frozen=True)
 class Method:
-    """How to train.
-
-    Attributes:
-        optimizer: Its name in `tempbalance.lab.images.optimizers.build_optimizer`.
-        balanced: Whether layers get scales; otherwise they are only scored.
-        regularized: Whether the spectral norm is regularised.
-        restarts: Whether the cosine restarts.
-    """
+    """How to train: which optimizer, with scales for layers, a spectral norm regulariser, restarts of the cosine."""
 
     optimizer: str = "sgd"
     balanced: bool = False
@@ -93,11 +63,7 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(name: str) -> Method:
-    """Return a method by its name; ``tb+`` balances any other method, but balanced ``cal`` is called ``tb``.
-
-    Raises:
-        ValueError: If there is no such method, with the closest name.
-    """
+    """Return a method by its name; ``tb+`` balances any other method, but balanced ``cal`` is called ``tb``."""
     if name in METHODS:
         return METHODS[name]
     base = METHODS.get(name.removeprefix("tb+"))
@@ -111,15 +77,7 @@ def find_method(name: str) -> Method:
 
 @dataclass(frozen=True)
 class Measure:
-    """Number by which a complete run is judged.
-
-    Attributes:
-        name: Its key in ``result.json`` and in a line of ``metrics.jsonl``.
-        word: The name in a sentence.
-        unit: Printed after a value; empty for none.
-        points: Unit of a difference between two values.
-        is_lower_better: Whether small values are good.
-    """
+    """Number by which a complete run is judged; ``points`` is the unit of a difference between two values."""
 
     name: str
     word: str
@@ -149,32 +107,22 @@ ACCURACY = Measure("test_accuracy", "accuracy", "%", "points")
 
 
 class BaseRecipe(BaseModel):
-    """Base of all recipes. Each field is an option: its type and range, its help text (a string) and its default.
-
-    Attributes:
-        kind: Name of the kind of run; `find_kind` knows them all.
-        known_data: Datasets by name, which do not change.
-        data_options: Options that `load` reads.
-        measure: Number by which runs are judged.
-        result_names: Numbers in the result of a complete run.
-        is_float32: Whether runs train in 32-true only.
-        is_distributable: Whether several devices can train one run.
-    """
+    """Base of all recipes. Each field is an option: its type and range, its help text (a string) and its default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    kind: ClassVar[str]
-    known_data: ClassVar[Collection[str]] = ()
-    data_options: ClassVar[tuple[str, ...]] = ("dataset", "limit", "test_limit")
+    kind: ClassVar[str]  # its name in _KINDS
+    known_data: ClassVar[Collection[str]] = ()  # datasets by name, which do not change
+    data_options: ClassVar[tuple[str, ...]] = ("dataset", "limit", "test_limit")  # those that `load` reads
     measure: ClassVar[Measure]
-    result_names: ClassVar[tuple[str, ...]]
-    is_float32: ClassVar[bool] = False
-    is_distributable: ClassVar[bool] = False
+    result_names: ClassVar[tuple[str, ...]]  # numbers in the result of a complete run
+    is_float32: ClassVar[bool] = False  # whether runs train in 32-true only
+    is_distributable: ClassVar[bool] = False  # whether several devices can train one run
 
     dataset: str
     model: str
     method: str
-    seed: Seed = SEEDS[0]
+    seed: options.Seed = SEEDS[0]
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -182,26 +130,16 @@ class BaseRecipe(BaseModel):
             field.description = next((each for each in field.metadata if isinstance(each, str)), field.description)
 
     def __init__(self, **options: Any) -> None:
-        """Check all options.
-
-        Raises:
-            ValueError: In one line: an option is unknown, or its value is not allowed.
-        """
         try:
             super().__init__(**options)
         except ValidationError as err:
             raise ValueError(explain(err, type(self).model_fields, options)) from None
 
     def model_post_init(self, context: Any) -> None:
-        """Replace options that follow from others."""
         vars(self).update(self.resolved())
 
     def resolved(self) -> Mapping[str, Any]:
-        """Return the options that follow from others, such as the learning rate of a method.
-
-        Raises:
-            ValueError: If options do not go together.
-        """
+        """Return the options that follow from others, if they go together, such as the learning rate of a method."""
         return {}
 
     @property
@@ -226,7 +164,6 @@ class BaseRecipe(BaseModel):
 
     @property
     def data_text(self) -> str:
-        """The data in words."""
         raise NotImplementedError
 
     @property
@@ -235,11 +172,7 @@ class BaseRecipe(BaseModel):
         raise NotImplementedError
 
     def check_data(self) -> None:
-        """Refuse data that are neither known nor there, before anything starts.
-
-        Raises:
-            ValueError: The message says what is missing.
-        """
+        """Refuse data that are neither known nor there, before anything starts."""
         raise NotImplementedError
 
     def load(self, cache: Path | None = None) -> Any:
@@ -259,7 +192,6 @@ class BaseRecipe(BaseModel):
 
     @property
     def name(self) -> str:
-        """Short name for folders and tables."""
         return "-".join([Path(self.dataset).stem[:60], Path(self.model).stem, self.method, str(self.seed)])
 
     @property
@@ -279,11 +211,6 @@ class BaseRecipe(BaseModel):
 
     @classmethod
     def from_dict(cls: type[T], options: Mapping[Any, Any]) -> T:
-        """Make a recipe from options by name.
-
-        Raises:
-            ValueError: If an option is unknown or its value is not allowed.
-        """
         return cls(**{str(name): value for name, value in options.items()})
 
 
@@ -303,25 +230,23 @@ _SCORING = {
 class ScoredRecipe(BaseRecipe):
     """Base of recipes whose layers are scored, and balanced if the method says so. Defaults are the paper's."""
 
-    scale_range: ScaleRange = (0.5, 1.5)
-    tail: Annotated[Tail, Field(description="How to fit the tail of a spectrum."), BALANCING] = "median"
+    scale_range: options.ScaleRange = (0.5, 1.5)
+    tail: Annotated[options.Tail, "How to fit the tail of a spectrum.", BALANCING] = "median"
     tail_fraction: Annotated[
-        Fraction, Field(description="Share of the eigenvalues in the tail, with a median tail."), BALANCING
+        options.Fraction, "Share of the eigenvalues in the tail, with a median tail.", BALANCING
     ] = 0.5
-    score: Annotated[Score, Field(description="Number that ranks the layers."), BALANCING] = "alpha"
+    score: Annotated[options.Score, "Number that ranks the layers.", BALANCING] = "alpha"
     assignment: Annotated[
-        Assignment,
-        Field(
-            description=f"Rule from scores to scales: {', '.join(ASSIGNMENTS)}; a control: shuffled, mean; or scales "
-            "by kind of layer: embedding=5,head=5."
-        ),
+        options.Assignment,
+        f"Rule from scores to scales: {', '.join(ASSIGNMENTS)}; a control: shuffled, mean; or scales by kind of layer: "
+        "embedding=5,head=5.",
         BALANCING,
     ] = "linear"
-    interval: Annotated[Count, Field(description="Epochs between scorings."), BALANCING] = 1
-    score_first: Annotated[bool, Field(description="Score the first layer too."), BALANCING] = False
-    score_last: Annotated[bool, Field(description="Score the last layer too."), BALANCING] = False
-    min_eigenvalues: Annotated[Count, Field(description="Skip layers with fewer eigenvalues."), BALANCING] = 50
-    score_baseline: ScoreBaseline = True
+    interval: Annotated[Count, "Epochs between scorings.", BALANCING] = 1
+    score_first: Annotated[bool, "Score the first layer too.", BALANCING] = False
+    score_last: Annotated[bool, "Score the last layer too.", BALANCING] = False
+    min_eigenvalues: Annotated[Count, "Skip layers with fewer eigenvalues.", BALANCING] = 50
+    score_baseline: options.ScoreBaseline = True
 
     @property
     def control(self) -> str:
@@ -333,7 +258,6 @@ class ScoredRecipe(BaseRecipe):
 
     @property
     def name(self) -> str:
-        """Short name for folders and tables, with the control."""
         return super().name + self.name_end
 
     @property
@@ -358,58 +282,37 @@ class ScoredRecipe(BaseRecipe):
 
     @property
     def is_scored(self) -> bool:
-        """Whether layers are scored."""
         return self.is_balanced or self.score_baseline
 
     @property
     def unused(self) -> set[str]:
-        """Options of balancing for a method without it, and of scoring where no layer is scored."""
         if self.is_balanced:
             return {"score_baseline"}
         return {"scale_range", "assignment"} | (set() if self.is_scored else _SCORING)
 
 
-_SIDE = "'square' or a whole number of at least 2"
-
-
-def is_side(text: str) -> bool:
-    """Whether a text is the side of a window."""
-    return text.isdecimal() and int(text) >= 2
-
-
 class BalancingRecipe(ScoredRecipe):
     """Base of recipes that have the balancing options beyond the paper, as in `tempbalance.Comparison`."""
 
-    reference: Annotated[
-        Reference | None, Field(description="Kind of matrix whose alpha divides the layer's."), BALANCING
-    ] = None
+    reference: Annotated[options.Reference | None, "Kind of matrix whose alpha divides the layer's.", BALANCING] = None
     windows: Annotated[
-        Annotated[str, Rule(_SIDE, lambda value: value == "square" or is_side(value))] | None,
-        BeforeValidator(lambda value: str(value) if type(value) is int else value),
-        Field(description="Pool the eigenvalues of square windows of a matrix: square, or their side."),
-        BALANCING,
+        options.Windows, "Pool the eigenvalues of square windows of a matrix: square, or their side.", BALANCING
     ] = None
-    keep_mean: Annotated[
-        bool, Field(description="Divide scales by their mean, so that they average to 1."), BALANCING
-    ] = False
-    shrink: Annotated[bool, Field(description="Shrink uncertain scores towards the mean."), BALANCING] = False
-    smooth: Annotated[Share, Field(description="Weight of the earlier scores in a moving average."), BALANCING] = 0.0
-    blend: Annotated[Count, Field(description="Epochs over which new scales are reached."), BALANCING] = 1
+    keep_mean: Annotated[bool, "Divide scales by their mean, so that they average to 1.", BALANCING] = False
+    shrink: Annotated[bool, "Shrink uncertain scores towards the mean.", BALANCING] = False
+    smooth: Annotated[options.Share, "Weight of the earlier scores in a moving average.", BALANCING] = 0.0
+    blend: Annotated[Count, "Epochs over which new scales are reached.", BALANCING] = 1
     group_by: Annotated[
-        Annotated[str, Rule("a name pattern", bool)] | None,
-        Field(description="Give one score to all layers whose names begin like this pattern."),
-        BALANCING,
+        options.NamePattern | None, "Give one score to all layers whose names begin like this pattern.", BALANCING
     ] = None
     decay_range: Annotated[
-        Annotated[Pair, Rule("two numbers above 0 and at most 1e6", lambda value: 0 < min(value) <= max(value) <= 1e6)]
-        | None,
-        Field(description="Balance the weight decay too: its scales at the smallest and at the largest score."),
+        options.DecayRange | None,
+        "Balance the weight decay too: its scales at the smallest and at the largest score.",
         BALANCING,
     ] = None
 
     @property
     def unused(self) -> set[str]:
-        """Options of balancing, for a method without it."""
         more = set() if self.is_balanced else {"keep_mean", "shrink", "smooth", "blend", "group_by", "decay_range"}
         return super().unused | more
 
@@ -421,16 +324,14 @@ class BalancingRecipe(ScoredRecipe):
 class IterationsRecipe(BalancingRecipe):
     """Base of recipes that count in iterations. A method is an optimizer with a cosine schedule."""
 
-    iterations: Iterations = 1000
-    lr: LearningRate = 1e-3
-    batch_size: BatchSize = 16
-    interval: IterationInterval = 50
-    blend: Annotated[Count, Field(description="Iterations over which new scales are reached."), BALANCING] = 1
-    stop: Annotated[Count | None, Field(description="Iterations after which scales stay as they are."), BALANCING] = (
-        None
-    )
-    score_embeddings: Annotated[bool, Field(description="Score embeddings too."), BALANCING] = False
-    evaluate_every: EvaluateEvery = 100
+    iterations: options.Iterations = 1000
+    lr: options.LearningRate = 1e-3
+    batch_size: options.BatchSize = 16
+    interval: options.IterationInterval = 50
+    blend: Annotated[Count, "Iterations over which new scales are reached.", BALANCING] = 1
+    stop: Annotated[Count | None, "Iterations after which scales stay as they are.", BALANCING] = None
+    score_embeddings: Annotated[bool, "Score embeddings too.", BALANCING] = False
+    evaluate_every: options.EvaluateEvery = 100
 
     @property
     def num_epochs(self) -> int:
@@ -439,16 +340,11 @@ class IterationsRecipe(BalancingRecipe):
 
     @property
     def unused(self) -> set[str]:
-        """Options of balancing, for a method without it."""
         return super().unused | (set() if self.is_balanced else {"interval", "stop", "score_embeddings"})
 
 
 def find_kind(name: str) -> type[BaseRecipe]:
-    """Return the recipe class of a kind.
-
-    Raises:
-        ValueError: If there is no such kind, with the closest name.
-    """
+    """Return the recipe class of a kind."""
     if name not in _KINDS:
         raise ValueError(unknown("kind", name, _KINDS))
     module, _, attribute = _KINDS[name].rpartition(".")
@@ -462,11 +358,7 @@ def training_module(kind: str) -> str:
 
 
 def make_recipe(options: Mapping[Any, Any]) -> BaseRecipe:
-    """Make a recipe from its options; its kind is images unless ``kind`` names another.
-
-    Raises:
-        ValueError: If the kind or an option is unknown, or a value is not allowed.
-    """
+    """Make a recipe from its options; its kind is images unless ``kind`` names another."""
     kind = options.get("kind", "images")
     if not isinstance(kind, str):
         raise ValueError(f"kind must be text, got {quoted(kind)}")
@@ -478,22 +370,8 @@ def recipe_dict(recipe: BaseRecipe) -> dict[str, Any]:
     return recipe.to_dict() if recipe.kind == "images" else {"kind": recipe.kind, **recipe.to_dict()}
 
 
-def differences(saved: BaseRecipe, wanted: BaseRecipe) -> list[str]:
-    """Return the options in which two recipes of a kind differ, in words, without those that have no effect."""
-    ours, theirs, names = wanted.to_dict(), saved.to_dict(), {*saved.key, *wanted.key}
-    return [
-        f"{name}: {theirs[name]!r} in the folder, {value!r} asked for"
-        for name, value in ours.items()
-        if name in names and theirs[name] != value
-    ]
-
-
 def read_recipe(path: Path) -> dict[Any, Any]:
-    """Read and check the options in a YAML or JSON file, such as a run's ``recipe.json``.
-
-    Raises:
-        ValueError: If the file does not hold options by name, or one is not allowed. The message names the file.
-    """
+    """Read and check the options in a YAML or JSON file, such as a run's ``recipe.json``."""
     options = read_options(path)
     try:
         make_recipe(options)

@@ -230,10 +230,10 @@ class Recorder:
         self.epoch, self.seconds, self.best = content["epoch"], content["seconds"], content["best"]
         self.saved, self._last = self.epoch, content
         if missing := {*range(1, self.epoch + 1)} - {line["epoch"] for line in self.run.metrics}:
+            listed = ", ".join(map(str, sorted(missing)[:5])) + (", ..." if len(missing) > 5 else "")
             raise RunFolderError(
                 f"{self.run.path / 'metrics.jsonl'}: must have a line for each of the {self.epoch} finished epochs, "
-                f"lacks {', '.join(map(str, sorted(missing)[:5]))}{', ...' if len(missing) > 5 else ''}: put it back, or "
-                "remove the folder to start again"
+                f"lacks {listed}: put it back, or remove the folder to start again"
             )
         self.run.rewind(content["logs"], only_check=not self.is_writer)
         self.say(f"going on after epoch {self.epoch} in {self.run.path}")
@@ -282,7 +282,7 @@ class Recorder:
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
-        """Write all of something before a signal stops the run; if the disk does not take it, say what is free there."""
+        """Write all of something before a signal stops the run; a full disk is said with what is free."""
         self._is_writing = True
         try:
             yield

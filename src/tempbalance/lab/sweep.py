@@ -18,7 +18,7 @@ from rich.filesize import decimal
 from tempbalance.errors import unknown
 from tempbalance.lab.jobs import CLAIM, FAILURE, OUTPUT, QUEUED, RETRIES, Ended, Executor, Job, failure_of
 from tempbalance.lab.progress import SweepView
-from tempbalance.lab.runs import SPEEDS, OtherRunError, TrainingError, check_run, disk_needed, finished
+from tempbalance.lab.runs import SPEEDS, OtherRunError, TrainingError, check_run, disk_needed
 from tempbalance.runlog import RunFolderError, take_lock
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """Train jobs on a Ray cluster; each run is a task that requests its share of a node.
 
-A task starts a `Pool` of one process that trains its run. This process has its main thread, signals and standard output
-to itself as on a single machine, and a SIGTERM by which Ray ends a task is no failure of the run. It ends with Ray's
-process, which ends with the driver. Ray does not retry tasks: the sweep restarts a job that died with its process or its
-node. More tasks are submitted than there is room for, so that an autoscaler adds nodes.
+A task starts a `Pool` of one process that trains its run. This process has its main thread, signals and standard
+output to itself as on a single machine, and a SIGTERM by which Ray ends a task is no failure of the run. It ends with
+Ray's process, which ends with the driver. Ray does not retry tasks: the sweep restarts a job that died with its
+process or its node. More tasks are submitted than there is room for, so that an autoscaler adds nodes.
 """
 
 from __future__ import annotations
