@@ -49,10 +49,12 @@ def axes(node):
 
 
 def test_alpha_is_drawn_by_depth_for_the_layers_that_have_one():
-    points = depth_points(diagnosis_rows(), "alpha")
+    rows = diagnosis_rows()
+    numbers = spectrum_numbers(rows)
+    points = depth_points(rows, "alpha", numbers)
     assert [(point["depth"], point["value"]) for point in points] == [(1, 3.5), (2, 1.75), (3, 3.0), (4, 2.25)]
     assert (points[0]["low"], points[0]["high"]) == (3.4, 3.6)
-    ratio = depth_points(diagnosis_rows(), "alpha_over_random")[0]
+    ratio = depth_points(rows, "alpha_over_random", numbers)[0]
     assert (ratio["low"], ratio["value"], ratio["high"]) == (1.7, 1.75, 1.8)  # the same relative error
     assert [point["spectrum"] for point in points] == [0, 1, 2, 5]
 

@@ -3,35 +3,41 @@ import math
 import numpy as np
 import pytest
 
-from tempbalance.report.spectrum import MOST_BINS, log_histogram, spectrum_datum
+from tempbalance.report.spectrum import MOST_BINS, bin_counts, log_edges, spectrum_datum
 from tests.cases import assert_carries
 
 
 def test_values_that_are_even_on_a_log_axis_fill_all_bins_alike():
-    histogram = log_histogram(np.logspace(-2, 4, 6000).tolist())
-    assert histogram.start == pytest.approx(-2)
-    assert histogram.step * len(histogram.counts) == pytest.approx(6)
-    assert histogram.counts == (100,) * MOST_BINS
+    datum = spectrum_datum(np.logspace(-2, 4, 6000).tolist())
+    assert (datum["start"], datum["step"] * len(datum["counts"])) == (pytest.approx(-2), pytest.approx(6, rel=1e-6))
+    assert datum["counts"] == [100] * MOST_BINS
 
 
-def test_densities_times_widths_are_the_shares():
-    histogram = log_histogram([1.0, 2.0, 4.0, 8.0, 16.0, 0.0, 0.0, 0.0])
-    edges = [10 ** (histogram.start + histogram.step * index) for index in range(len(histogram.counts) + 1)]
-    shares = [each * (right - left) for each, left, right in zip(histogram.densities(), edges, edges[1:], strict=False)]
-    assert sum(shares) == pytest.approx(5 / 8)
-    assert histogram.num_hidden == 3
+@pytest.mark.parametrize("seed", range(20))
+def test_values_are_counted_as_numpy_counts_them(seed):
+    random = np.random.default_rng(seed)
+    logs = np.sort(random.normal(size=random.integers(1, 300)).round(1))
+    edges = log_edges(logs)
+    expected, _ = np.histogram(logs, bins=len(edges) - 1, range=(edges[0], edges[-1]))
+    assert bin_counts(logs, edges).tolist() == expected.tolist()
+
+
+def test_the_floor_is_below_the_lowest_density_of_all_values():
+    datum = spectrum_datum([1.0, 2.0, 4.0, 8.0, 16.0, 0.0, 0.0, 0.0])
+    right = 10 ** (datum["start"] + datum["step"] * len(datum["counts"]))
+    width = right * (1 - 10 ** -datum["step"])
+    assert datum["floor"] == pytest.approx(1 / 8 / width / 1.5, rel=1e-3)  # of the last bin, which is the widest
+    assert_carries(datum["note"], "3 of 8")
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0], [float("nan")], [-1.0], [float("inf")]])
-def test_where_nothing_can_be_drawn_there_is_no_histogram(values):
-    assert log_histogram(values) is None
+def test_where_nothing_can_be_drawn_there_is_no_datum(values):
     assert spectrum_datum(values) is None
 
 
 def test_equal_values_are_one_bar():
-    histogram = log_histogram([3.0] * 50)
-    assert sum(count > 0 for count in histogram.counts) == 1
-    assert sum(histogram.counts) == 50
+    datum = spectrum_datum([3.0] * 50)
+    assert sorted(datum["counts"])[-2:] == [0, 50]
 
 
 def test_rounding_noise_does_not_stretch_the_axis():

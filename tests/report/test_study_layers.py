@@ -78,7 +78,7 @@ def test_two_layers_have_rate_and_alpha_and_a_line_for_each_track():
     spec = two_layers([track("CAL"), track("TB", ("conv2",))], ("conv2", "conv1"), **TEXTS).to_dict()
     assert [panel["title"]["text"] for panel in spec["concat"]] == ["conv2", "conv2", "conv1", "conv1"]
     assert spec["params"] == [{"name": "method_names", "value": ["CAL", "TB"]}]
-    rows = {(each["row"], each["method"], each["alpha"]) for each in values_of(spec) if each["epoch"] == 0}
+    rows = {(each["panel"], each["method"], each["alpha"]) for each in values_of(spec) if each["epoch"] == 0}
     assert rows == {(0, 0, 3.0), (0, 1, 2.0), (1, 0, 2.0)}
 
 
@@ -109,8 +109,8 @@ def test_a_range_has_room_around_its_values():
 
 
 def test_an_error_bar_needs_mean_and_deviation():
-    assert ends(90.0, 0.5) == (89.5, 90.5)
-    assert ends(None, 0.5) == ends(90.0, None) == ends(NAN, 1.0) == (None, None)
+    assert ends(90.0, 0.5) == {"low": 89.5, "high": 90.5}
+    assert ends(None, 0.5) == ends(90.0, None) == ends(NAN, 1.0) == {"low": None, "high": None}
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_ticks_of_counts_are_whole():
     ],
 )
 def test_ticks_of_a_log_axis_are_powers_of_ten_or_finer(domain, ticks):
-    assert log_axis(domain)["axis"].to_dict()["values"] == pytest.approx(ticks)
+    assert log_axis(*domain)["axis"].to_dict()["values"] == pytest.approx(ticks)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -19,9 +22,9 @@ from tempbalance.report.text import finite, short, shown
 
 T = TypeVar("T")
 Datum = dict[str, Any]
+Domain = tuple[float, float]
 Signs = Mapping[str, tuple[str, str]]  # shape and colour by name
 FORMATS = ("svg", "pdf", "png")
-WIDTH, HEIGHT = 640, 280  # of a figure on paper; in the page the width is that of the box
 PANEL_HEIGHT = 170
 INK, FAINT = "#33373d", "#8a8f98"
 BLUE, RED = "#3f7fbf", "#d0505a"
@@ -29,11 +32,12 @@ BLUE, RED = "#3f7fbf", "#d0505a"
 _OURS, _PLAIN = (BLUE, "#1f5a94", "#2aa1b8", "#5a6fd0"), "#6f7a86"
 COLOURS = ("#d0505a", "#2f9178", "#a9761c", "#8a63c4", "#c2559a", "#5d8a2e", "#b0602e", "#8c8c3c")
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2], [12, 3], [1, 3], [6, 2, 1, 2, 1, 2])
-_ROOM = 960  # width of all columns and their axes on the page and on paper
 _TOP = 0.05  # share of an axis, at its end, without a tick
 _LETTER = 6.3  # width of a letter of a label, about
 
 DATA = alt.NamedData(name="main")
+# the common look, and the note and description of each chart
+_WORDS = json.loads(files("tempbalance.report").joinpath("templates", "charts.json").read_text(encoding="utf-8"))
 
 
 class Finished(alt.TopLevelMixin):
@@ -46,62 +50,26 @@ class Finished(alt.TopLevelMixin):
         self._spec = spec
 
     def to_dict(self, *_: Any, **__: Any) -> Datum:
-        """Return the chart as Vega-Lite."""
         return dict(self._spec)
 
 
 def finish(
-    chart: Any,
-    data: list[Datum],
-    *,
-    title: str | alt.Title,
-    description: str,
-    params: Sequence[Datum] = (),
+    chart: Any, data: list[Datum], *, title: str | alt.Title, description: str, params: Sequence[Datum] = ()
 ) -> alt.TopLevelMixin:
     """Give a chart its data and parameters, its title, its text for screen readers and the common look."""
-    spec = (
-        chart.properties(title=title, description=description)
-        .configure(background="white", font="sans-serif", padding=8)
-        .configure_view(continuousWidth=WIDTH, continuousHeight=HEIGHT, stroke=None)
-        .configure_title(anchor="start", fontSize=14, color=INK, offset=12, subtitleColor=INK)
-        .configure_axis(
-            labelColor=INK,
-            titleColor=INK,
-            labelFontSize=11,
-            titleFontSize=11,
-            titleFontWeight="normal",
-            gridColor=FAINT,
-            gridOpacity=0.25,
-            domainColor=FAINT,
-            tickColor=FAINT,
-        )
-        .configure_legend(
-            labelColor=INK, titleColor=INK, orient="bottom", columns=3, labelLimit=290, labelFontSize=11, title=None
-        )
-        .configure_header(labelColor=INK, titleColor=INK, labelFontSize=12, labelLimit=300)
-        .to_dict()
-    )
+    spec = chart.properties(title=title, description=description).to_dict() | {"config": _WORDS["config"]}
     spec.setdefault("datasets", {})["main"] = data
     return Finished(spec | {"params": list(params)} if params else spec)
 
 
 def finish_study(
-    chart: Any,
-    data: list[Datum],
-    *,
-    title: str,
-    subtitle: str,
-    note: str,
-    description: str,
-    names: Mapping[str, Sequence[str]] | None = None,
+    kind: str, chart: Any, data: list[Datum], *, title: str, subtitle: str, names: Mapping[str, Any], **values: object
 ) -> alt.TopLevelMixin:
-    """Give a chart its data and the common look; title, subtitle and note take as many lines as they need.
-
-    ``names`` are labels by number, under the name of a parameter.
-    """
+    """Finish a chart with the words of its kind; ``names`` are labels by number, ``values`` stand in the words."""
+    note, description = (_WORDS[kind].get(each, "").format(**values) for each in ("note", "description"))
     lines = [*_lines(subtitle, 400), *_lines(note, 400)]
     words = alt.Title(text=_lines(title, 400), subtitle=lines, subtitlePadding=5, subtitleFontSize=11, offset=14)
-    params = [names_param(name, each) for name, each in (names or {}).items()]
+    params = [names_param(name, each) for name, each in names.items()]
     text = f"{short(description, 600)} {short(subtitle, 300)}"
     return finish(chart, data, title=words, description=text, params=params)
 
@@ -111,19 +79,7 @@ def _lines(text: str, most: int, width: int = 130) -> list[str]:
 
 
 def save_figures(charts: Mapping[str, alt.TopLevelMixin], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write each chart in each format.
-
-    Args:
-        charts: By name; the name becomes that of the file.
-        folder: Folder of the files; made if it does not exist.
-        formats: Of ``svg``, ``pdf``, ``png``.
-
-    Returns:
-        The files, chart by chart.
-
-    Raises:
-        ValueError: If a format is not known.
-    """
+    """Write each chart in each format into a folder, which is made if it does not exist, and return the files."""
     for each in formats:
         if each not in FORMATS:
             raise ValueError(f"formats must be of {', '.join(FORMATS)}, got {each!r}")
@@ -137,7 +93,7 @@ def save_figures(charts: Mapping[str, alt.TopLevelMixin], folder: Path, formats:
     return written
 
 
-def _rendered(spec: dict[str, object], form: str) -> bytes:
+def _rendered(spec: Datum, form: str) -> bytes:
     if form == "svg":
         label = escape(str(spec["description"]))
         return vl_convert.vegalite_to_svg(spec).replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1).encode()
@@ -163,16 +119,16 @@ def method_colours(names: Sequence[str]) -> list[str]:
         >>> method_colours(["CAL", "TB"]) == method_colours(["cal, lr 0.1", "VGG16, TB"])
         True
     """
-    parts = [name.lower().split(", ") for name in names]
-    firsts = [next((part for part in each if part == "cal" or part.startswith("tb")), "") for each in parts]
     ours, others, found = 1, 0, []
-    for first in firsts:
-        if first == "tb" and _OURS[0] not in found:
+    for name in names:
+        parts = name.lower().split(", ")
+        method = next((part for part in parts if part == "cal" or part.startswith("tb")), "")
+        if method == "tb" and _OURS[0] not in found:
             found.append(_OURS[0])
-        elif first.startswith("tb"):
+        elif method.startswith("tb"):
             found.append(_OURS[ours % len(_OURS)])
             ours += 1
-        elif first == "cal" and _PLAIN not in found:
+        elif method == "cal" and _PLAIN not in found:
             found.append(_PLAIN)
         else:
             found.append(COLOURS[others % len(COLOURS)])
@@ -182,146 +138,124 @@ def method_colours(names: Sequence[str]) -> list[str]:
 
 def by_method(names: Sequence[str]) -> dict[str, Any]:
     """Return colour and dash of lines, a pair for each method, with one legend of `method_names`."""
-    domain = list(range(len(names)))
-    legend = alt.Legend(
-        labelExpr="method_names[datum.value]",
-        symbolType="stroke",
-        symbolSize=500,
-        symbolStrokeWidth=2,
-        symbolOpacity=1,
-        columns=3 if max(map(len, names), default=0) < 36 else 1,
-    )
-    dashes = [DASHES[each % len(DASHES)] for each in domain]
+    columns = 3 if max(map(len, names), default=0) < 36 else 1
+    look = {"symbolStrokeWidth": 2, "symbolOpacity": 1, "columns": columns}
+    dashes = [DASHES[each % len(DASHES)] for each in range(len(names))]
+    return by_stroke("method", method_colours(names), dashes, "method_names[datum.value]", **look)
+
+
+def by_stroke(
+    field: str, colours: Sequence[str], dashes: Sequence[list[int]], label: str, **look: Any
+) -> dict[str, Any]:
+    """Return colour and dash of lines by the numbers of a field, with one legend."""
+    legend = alt.Legend(labelExpr=label, symbolType="stroke", symbolSize=500, **look)
+    domain = list(range(len(colours)))
     return {
-        "color": alt.Color("method:N", scale=alt.Scale(domain=domain, range=method_colours(names)), legend=legend),
-        "strokeDash": alt.StrokeDash("method:N", scale=alt.Scale(domain=domain, range=dashes), legend=legend),
+        "color": alt.Color(f"{field}:N", scale=alt.Scale(domain=domain, range=list(colours)), legend=legend),
+        "strokeDash": alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=domain, range=list(dashes)), legend=legend),
     }
 
 
-def by_sign(used: Signs, *, fill: str | None = None) -> dict[str, Any]:
-    """Return shape and colour of points by ``sign``, the name of their kind, with one legend of all kinds used."""
+def by_sign(used: Signs, field: str = "sign", **look: Any) -> dict[str, Any]:
+    """Return shape and colour of points by the name of their kind, with one legend of all kinds used."""
     shapes, colours = zip(*used.values(), strict=True)
-    inside: dict[str, Any] = {} if fill is None else {"symbolFillColor": fill}
-    legend = alt.Legend(symbolSize=70, symbolStrokeWidth=1.8, symbolOpacity=1, **inside)
+    legend = {"legend": alt.Legend(symbolSize=70, symbolStrokeWidth=1.8, symbolOpacity=1, **look)}
     return {
-        "shape": alt.Shape("sign:N", scale=alt.Scale(domain=list(used), range=list(shapes)), legend=legend),
-        "color": alt.Color("sign:N", scale=alt.Scale(domain=list(used), range=list(colours)), legend=legend),
+        "shape": alt.Shape(f"{field}:N", scale=alt.Scale(domain=list(used), range=list(shapes)), **legend),
+        "color": alt.Color(f"{field}:N", scale=alt.Scale(domain=list(used), range=list(colours)), **legend),
     }
+
+
+def tooltips(form: str, **titles: str) -> list[alt.Tooltip]:
+    """Return a line of a tooltip for each field, its number in this format."""
+    return [alt.Tooltip(f"{field}:Q", title=title, format=form) for field, title in titles.items()]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One of several panels: its number, width, the number of columns, and its data."""
+    """One of several panels: its number, width, the number of columns, its data, and names by field and number."""
 
     number: int
     width: int
     columns: int
     data: Sequence[Datum]
+    names: Mapping[str, Sequence[str]]
 
     @property
-    def base(self) -> alt.Chart:
-        """A chart of the panel's data."""
-        return of_panel(alt.Chart(DATA), self.number)
+    def base(self) -> Any:
+        return alt.Chart(DATA).transform_filter(f"datum.panel == {self.number}")
 
     def first(self, title: str) -> str | None:
         """Return a title for the first panel of a row, ``None`` for the others."""
         return title if self.number % self.columns == 0 else None
 
-    def column(self, field: str) -> list[Any]:
-        """Return a field of all data."""
-        return [datum[field] for datum in self.data]
+    def column(self, *fields: str) -> list[Any]:
+        """Return the values of some fields that there are."""
+        return [datum[field] for field in fields for datum in self.data if datum[field] is not None]
 
 
 def panels_chart(
-    titles: Sequence[str],
-    data: list[Datum],
+    kind: str,
+    data: Sequence[Datum],
     draw: Callable[[Panel], Any],
     *,
+    names: Mapping[str, Sequence[str]] | None = None,
     columns: int | None = None,
     axes: int = 58,
     height: float = PANEL_HEIGHT,
-    names: Mapping[str, Sequence[str]] | None = None,
-    **texts: str,
+    **texts: Any,
 ) -> alt.TopLevelMixin:
-    """Draw a panel for each title.
+    """Draw the chart, or list of charts, of each panel.
 
-    Args:
-        titles: Headings; the data of the panel with the number ``n`` have ``panel`` n.
-        data: Data of all panels.
-        draw: Returns the chart of a panel.
-        columns: Panels per row; ``None`` for 4 at most, and 5 and 6 in two rows of 3.
-        axes: Room for the axes of a panel.
-        height: Height of a panel.
-        names: Names for labels by their number, under the name of a parameter.
-        texts: ``title``, ``subtitle``, ``note`` and ``description``, as for `finish_study`.
+    ``panel``, ``label`` and ``method`` of the data are numbers, or names, which become numbers; ``names`` has theirs in
+    order if they are not those of the data. There are 4 columns at most, and 5 and 6 panels stand in two rows of 3.
     """
-    columns = columns or min(len(titles), 3 if len(titles) in (5, 6) else 4)
-    width = panel_width(columns, axes=axes)
-    of: dict[int, list[Datum]] = {number: [] for number in range(len(titles))}
+    fields = [field for field in ("panel", "label", "method") if field in data[0]]
+    known = {field: list(dict.fromkeys(datum[field] for datum in data)) for field in fields} | dict(names or {})
+    counts = {f"{field}s": len(each) for field, each in known.items()}
+    numbers = {field: {name: number for number, name in enumerate(known[field])} for field in fields}
+    placed: list[Datum] = []
+    of: list[list[Datum]] = [[] for _ in known["panel"]]
     for datum in data:
-        of[datum["panel"]].append(datum)
-    charts = [
-        draw(Panel(number, width, columns, of[number])).properties(
-            width=width, height=height, title=panel_title(name, width)
-        )
-        for number, name in enumerate(titles)
-    ]
-    return finish_study(grid(charts, columns=columns), data, names=names, **texts)
-
-
-def panel_width(columns: int, *, axes: int = 58) -> int:
-    """Return the width of a panel, without its axes."""
-    return min(420, _ROOM // columns - axes)
+        placed.append({**datum, **{field: numbers[field].get(datum[field], datum[field]) for field in fields}})
+        of[placed[-1]["panel"]].append(placed[-1])
+    columns = columns or min(len(of), 3 if len(of) in (5, 6) else 4)
+    width = min(420, 960 // columns - axes)
+    charts = []
+    for number, title in enumerate(known.pop("panel")):
+        drawn = draw(Panel(number, width, columns, of[number], known))
+        for each in drawn if isinstance(drawn, list) else [drawn]:
+            charts.append(each.properties(width=width, height=height, title=panel_title(title, width)))
+    params = {f"{field}_names": each for field, each in known.items()}
+    return finish_study(kind, grid(charts, columns=columns), placed, names=params, items=len(data), **counts, **texts)
 
 
 def grid(panels: Sequence[Any], *, columns: int) -> alt.ConcatChart:
-    """Arrange panels row by row."""
     return alt.concat(*panels, columns=columns, spacing={"row": 18, "column": 14})
-
-
-def of_panel(base: alt.Chart, number: int) -> alt.Chart:
-    """Keep the data of one panel."""
-    mine: alt.Chart = base.transform_filter(f"datum.panel == {number}")
-    return mine
 
 
 def panel_title(text: str, width: int) -> alt.Title:
     """Return the heading of a panel, wrapped to its width."""
-    words = _lines(text, 120, max(12, round(width / _LETTER)))
-    return alt.Title(
-        text=words if len(words) > 1 else "".join(words),
-        anchor="middle",
-        frame="group",
-        fontSize=12,
-        fontWeight="normal",
-        offset=6,
-    )
+    words: Any = _lines(text, 120, max(12, round(width / _LETTER)))
+    words = words if len(words) > 1 else "".join(words)
+    return alt.Title(text=words, anchor="middle", frame="group", fontSize=12, fontWeight="normal", offset=6)
 
 
-def label_axis(labels: Sequence[int], names: Sequence[str], width: int) -> alt.X:
-    """Return an axis of labels, wrapped at spaces; slanted where a word is wider than its place.
-
-    ``label_names`` has the names by number.
-    """
-    room = int(width / len(labels) / _LETTER)
-    texts = [short(names[label], 60) for label in labels]
-    longest = max(len(word) for text in texts for word in (text.split() or [""]))
-    angle: dict[str, Any]
-    if longest <= room:
-        # a line for each word, and words that fit into a line together
-        expression = (
-            "split(label_names[datum.value], ' ')" if max(map(len, texts)) > room else "label_names[datum.value]"
-        )
-        angle = {"labelAngle": 0, "labelLimit": 200, "labelExpr": expression}
-    else:
-        angle = {"labelAngle": -38, "labelLimit": 170, "labelExpr": "label_names[datum.value]"}
-    axis = alt.Axis(title=None, grid=False, labelOverlap=False, **angle)
-    return alt.X("label:O", scale=alt.Scale(domain=list(labels), paddingInner=0.25, paddingOuter=0.2), axis=axis)
+def label_axis(panel: Panel) -> alt.X:
+    """Return an axis of labels, wrapped at spaces; slanted where a word is wider than its place."""
+    labels = list(dict.fromkeys(panel.column("label")))
+    room = int(panel.width / len(labels) / _LETTER)
+    texts = [short(panel.names["label"][label], 60) for label in labels]
+    name, angle, limit = "label_names[datum.value]", 0, 200
+    if max(len(word) for text in texts for word in (text.split() or [""])) > room:
+        angle, limit = -38, 170
+    elif max(map(len, texts)) > room:
+        name = f"split({name}, ' ')"  # a line for each word
+    axis = alt.Axis(title=None, grid=False, labelOverlap=False, labelAngle=angle, labelLimit=limit, labelExpr=name)
+    return alt.X("label:O", scale=alt.Scale(domain=labels, paddingInner=0.25, paddingOuter=0.2), axis=axis)
 
 
-def measure_axis(
-    field: str, title: str | None, domain: tuple[float, float] | None, *, min_step: float = 0, **options: Any
-) -> alt.Y:
+def measure_axis(field: str, title: str | None, domain: Domain | None, *, min_step: float = 0, **options: Any) -> alt.Y:
     """Return an axis over a domain with ticks at least ``min_step`` apart; bare without a domain."""
     ticks: dict[str, Any] = {"labels": False, "ticks": False}
     if domain:
@@ -330,14 +264,14 @@ def measure_axis(
     return alt.Y(field, title=title and shown(title), scale=scale, axis=alt.Axis(**{**ticks, **options}))
 
 
-def epoch_axis(data: Sequence[Datum], field: str = "epoch", title: str | None = None) -> alt.X:
+def epoch_axis(data: Sequence[Datum], field: str = "epoch") -> alt.X:
     """Return an axis of whole numbers, such as epochs or steps."""
     there = [datum[field] for datum in data] or [0]
     low, high = min(there), max(there)
     values = _ticks(low, high + 1.2 * _TOP * (high - low), 1) if high > low else [low]
     axis = alt.Axis(values=values, format=",d", grid=False, labelOverlap="greedy")
     domain = [low, high] if high > low else [low - 1, high + 1]
-    return alt.X(f"{field}:Q", title=title or field, axis=axis, scale=alt.Scale(nice=False, zero=False, domain=domain))
+    return alt.X(f"{field}:Q", title=field, axis=axis, scale=alt.Scale(nice=False, zero=False, domain=domain))
 
 
 def _ticks(low: float, high: float, min_step: float) -> list[float]:
@@ -349,9 +283,8 @@ def _ticks(low: float, high: float, min_step: float) -> list[float]:
     return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
 
 
-def log_axis(domain: tuple[float, float]) -> dict[str, Any]:
+def log_axis(low: float, high: float) -> dict[str, Any]:
     """Return scale and axis over a domain, with ticks at powers of ten, and at 2 and 5 times those if they are few."""
-    low, high = domain
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     by_step = {
         step: [tick for each in exponents if low <= (tick := step * 10.0**each) <= high * (low / high) ** _TOP]
@@ -369,7 +302,7 @@ def log_axis(domain: tuple[float, float]) -> dict[str, Any]:
     }
 
 
-def zoomed(values: Iterable[float | None], *, most: float = math.inf) -> tuple[float, float] | None:
+def zoomed(values: Iterable[float | None], *, most: float = math.inf) -> Domain | None:
     """Return a range for an axis: room around the values, without a few that are far from all others.
 
     The range goes below 0 only if a value does, and not above ``most`` unless a value is.
@@ -397,45 +330,35 @@ def _together(values: list[float]) -> list[float]:
     return kept if 3 * (max(kept) - min(kept)) < max(values) - min(values) else values
 
 
-def off_axis(base: alt.Chart, field: str, domain: tuple[float, float] | None) -> Iterator[alt.Chart]:
-    """Draw an arrow with the number at the end of the axis for each value beyond it."""
-    low, high = domain or (-math.inf, math.inf)
-    for where, shape, y, above in (
-        (f"datum.{field} < {low}", "triangle-down", PANEL_HEIGHT - 4, -9),
-        (f"datum.{field} > {high}", "triangle-up", 4, 11),
+def off_axis(base: alt.Chart, domain: Domain | None) -> Iterator[alt.Chart]:
+    """Draw an arrow with the number at the end of the axis for each mean beyond it."""
+    if domain is None:
+        return
+    for beyond, shape, y, above in (
+        (f"datum.mean < {domain[0]}", "triangle-down", PANEL_HEIGHT - 4, -9),
+        (f"datum.mean > {domain[1]}", "triangle-up", 4, 11),
     ):
-        if domain is not None:
-            there = base.transform_filter(f"isValid(datum.{field}) && {where}")
-            yield there.mark_point(shape=shape, filled=True, size=40, color=RED, opacity=1).encode(y=alt.value(y))
-            text = there.mark_text(fontSize=10, color=INK).encode(y=alt.value(y + above))
-            yield text.encode(text=alt.Text(f"{field}:Q", format=".3~g"))
+        there = base.transform_filter(f"isValid(datum.mean) && {beyond}")
+        yield there.mark_point(shape=shape, filled=True, size=40, color=RED, opacity=1).encode(y=alt.value(y))
+        text = there.mark_text(fontSize=10, color=INK).encode(y=alt.value(y + above))
+        yield text.encode(text=alt.Text("mean:Q", format=".3~g"))
 
 
-def error_rule(base: alt.Chart, *, low: str = "low", high: str = "high", **look: Any) -> alt.Chart:
+def error_rule(base: alt.Chart, *, of: str = "", **look: Any) -> Any:
     """Draw a line from one standard deviation below the mean to one above it, where there is one."""
-    there = base.transform_filter(f"isValid(datum.{low}) && isValid(datum.{high})")
-    rule: alt.Chart = there.mark_rule(strokeWidth=1.5, aria=False, clip=True, **look)
-    rule = rule.encode(y=alt.Y(f"{low}:Q"), y2=f"{high}:Q")
-    return rule
+    there = base.transform_filter(f"isValid(datum.{of}low) && isValid(datum.{of}high)")
+    rule = there.mark_rule(strokeWidth=1.5, aria=False, clip=True, **look)
+    return rule.encode(y=alt.Y(f"{of}low:Q"), y2=f"{of}high:Q")
 
 
-def check(items: Sequence[T], what: str, key: Callable[[T], object] | None = None) -> None:
-    """Refuse items that cannot be drawn.
-
-    Raises:
-        ValueError: If there are none, or several have the same key.
-    """
+def check(items: Sequence[Any], what: str, *place: str) -> None:
+    """Refuse to draw nothing, or several items in the place that these attributes give."""
     if not items:
         raise ValueError(f"the chart needs at least one {what}, got none")
-    counts = Counter(map(key, items)) if key else {}
-    for place, count in counts.items():
+    counts = Counter(map(attrgetter(*place), items)) if place else {}
+    for each, count in counts.items():
         if count > 1:
-            raise ValueError(f"each {what} must have its own place, got {count} at {shown(place)}")
-
-
-def numbered(names: Iterable[T]) -> dict[T, int]:
-    """Number different names in the order of appearance."""
-    return {name: number for number, name in enumerate(dict.fromkeys(names))}
+            raise ValueError(f"each {what} must have its own place, got {count} at {shown(each)}")
 
 
 def evenly(values: Sequence[T], most: int) -> list[T]:
@@ -445,13 +368,10 @@ def evenly(values: Sequence[T], most: int) -> list[T]:
     return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
 
 
-def ends(mean: float | None, std: float | None) -> tuple[float | None, float | None]:
-    """Return one standard deviation below and above the mean; ``None`` where either is missing.
-
-    The lower end of a mean that is not negative is not negative either.
-    """
+def ends(mean: float | None, std: float | None, of: str = "") -> Datum:
+    """Return the ends of an error bar, without a mean or deviation ``None``; none is below 0 unless the mean is."""
     middle, error = finite(mean, 9), finite(std, 9)
     if middle is None or error is None:
-        return None, None
+        return {f"{of}low": None, f"{of}high": None}
     low = middle - error if middle < 0 else max(0.0, middle - error)
-    return finite(low, 9), finite(middle + error, 9)
+    return {f"{of}low": finite(low, 9), f"{of}high": finite(middle + error, 9)}

@@ -1,7 +1,6 @@
-"""Charts of layers: distributions of alpha, alpha and rate over training, gradients and spectra within epochs.
+"""Charts of layers: distributions of alpha, alpha and rate over training, and gradients within epochs.
 
-Each chart takes its data in the order of the panels, a title, and a subtitle with preset and data. It raises
-a ValueError without data that can be drawn, or if two items have the same place.
+Arguments and errors are as in `study_charts`.
 """
 
 from __future__ import annotations
@@ -14,40 +13,17 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from tempbalance.report.chart import (
-    BLUE,
-    DATA,
-    INK,
-    PANEL_HEIGHT,
-    RED,
-    Datum,
-    Panel,
-    by_method,
-    check,
-    epoch_axis,
-    evenly,
-    finish_study,
-    grid,
-    label_axis,
-    log_axis,
-    measure_axis,
-    numbered,
-    of_panel,
-    panel_title,
-    panel_width,
-    panels_chart,
-    zoomed,
-)
-from tempbalance.report.spectrum import drawn, log_histogram
+from tempbalance.report import chart as parts
+from tempbalance.report.chart import BLUE, INK, RED, Datum, Panel, measure_axis, panels_chart, tooltips
+from tempbalance.report.spectrum import bin_counts, drawn_logs, log_edges
 from tempbalance.report.text import finite, short, shown
 
 MOST_EPOCHS, MOST_CELLS = 60, 20_000
-_LAYER = "layer_names[datum.value]"
 _STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
 _QUANTITIES = {"rate": "learning rate", "alpha": "alpha"}
-_MOST = 6  # histograms of one chart
+_NARROWEST = 0.2  # a histogram of alphas that hardly differ is drawn this wide, or its bars are too thin to see
+_MOST_HISTOGRAMS = 6
 _OVER_LAYERS: Mapping[str, Callable[[list[float]], float]] = {"maximum": max, "minimum": min, "mean": fmean}
-Values = dict[tuple[int, int], list[float]]  # by epoch and step
 
 
 @dataclass(frozen=True)
@@ -70,7 +46,7 @@ class LayerTrack:
     rate: tuple[tuple[float | None, ...], ...]
 
     def __post_init__(self) -> None:
-        for quantity in ("alpha", "rate"):
+        for quantity in _QUANTITIES:
             lengths = [len(row) for row in getattr(self, quantity)]
             if lengths != [len(self.epochs)] * len(self.layers):
                 raise ValueError(
@@ -89,15 +65,14 @@ class StepNorm:
     norm: float | None
 
 
-def alpha_boxes(alphas: Sequence[Alphas], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+def alpha_boxes(alphas: Sequence[Alphas], **texts: Any) -> alt.TopLevelMixin:
     """Draw box plots of alpha in panels, with a star at the mean and a dashed line at 2."""
-    data, panels, labels = _alpha_data(alphas)
+    data = [{"panel": each.panel, "label": each.label, "values": _finite_alphas(each)} for each in _drawn(alphas)]
 
     def draw(panel: Panel) -> Any:
-        domain = zoomed([2.0, *(value for values in panel.column("values") for value in values)])
+        domain = parts.zoomed([2.0, *(value for values in panel.column("values") for value in values)])
         y = measure_axis("values:Q", panel.first("alpha (no unit)"), domain)
-        base = panel.base.transform_flatten(["values"])
-        base = base.encode(x=label_axis(panel.column("label"), list(labels), panel.width), y=y)
+        base = panel.base.transform_flatten(["values"]).encode(x=parts.label_axis(panel), y=y)
         boxes = base.mark_boxplot(
             color=BLUE,
             size=24,
@@ -107,94 +82,91 @@ def alpha_boxes(alphas: Sequence[Alphas], *, title: str, subtitle: str) -> alt.T
             outliers={"size": 12},
         )
         means = base.mark_point(shape=_STAR, filled=True, size=80, color=RED, opacity=1)
-        return alt.layer(mark_two("y"), boxes, means.encode(y="mean(values):Q"))
+        return alt.layer(_mark_two("y"), boxes, means.encode(y="mean(values):Q"))
 
-    return panels_chart(
-        list(panels),
-        data,
-        draw,
-        names={"label_names": list(labels)},
-        title=title,
-        subtitle=subtitle,
-        note="Median, quartiles, the farthest values within 1.5 times their distance, those beyond as points. "
-        "Star: mean. Dashes across: 2.",
-        description=f"Box plots of alpha, {len(data)} in {len(panels)} panels, with the mean, and the value 2 marked. "
-        "The axes are zoomed and do not begin at 0.",
-    )
+    return panels_chart("alpha_boxes", data, draw, **texts)
 
 
-def _alpha_data(alphas: Sequence[Alphas]) -> tuple[list[Datum], dict[str, int], dict[str, int]]:
-    """Return the finite alphas, and the numbers of panels and labels."""
-    check(alphas, "set of alphas", lambda each: (each.panel, each.label))
-    panels, labels = numbered(each.panel for each in alphas), numbered(each.label for each in alphas)
-    data: list[Datum] = []
-    for each in alphas:
-        values = [value for raw in each.values if (value := finite(raw)) is not None]
-        data.append({"panel": panels[each.panel], "label": labels[each.label], "values": values})
-    if not any(datum["values"] for datum in data):
+def _drawn(alphas: Sequence[Alphas]) -> Sequence[Alphas]:
+    parts.check(alphas, "set of alphas", "panel", "label")
+    if not any(map(_finite_alphas, alphas)):
         raise ValueError(f"the chart needs a finite alpha, got none in {len(alphas)} sets of alphas")
-    return data, panels, labels
+    return alphas
 
 
-def alpha_histograms(alphas: Sequence[Alphas], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+def _finite_alphas(alphas: Alphas) -> list[float]:
+    return [value for raw in alphas.values if (value := finite(raw)) is not None]
+
+
+def _mark_two(channel: str) -> Any:
+    """Draw a dashed line at the value that the paper calls optimal."""
+    data = alt.Chart(alt.InlineData(values=[{"two": 2}]))
+    return data.mark_rule(color=INK, strokeDash=[5, 4], aria=False).encode(**{channel: "two:Q"})
+
+
+def alpha_histograms(alphas: Sequence[Alphas], **texts: Any) -> alt.TopLevelMixin:
     """Draw histograms of alpha over each other, in panels and common bins, with a dashed line at 2."""
-    sets, panels, labels = _alpha_data(alphas)
-    x = alt.X("left:Q", title="alpha (no unit)", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(grid=False))
+    names = {
+        "panel": list(dict.fromkeys(each.panel for each in _drawn(alphas))),
+        "method": list(dict.fromkeys(each.label for each in alphas)),
+    }
+    data = [datum for panel in names["panel"] for datum in _alpha_bins([a for a in alphas if a.panel == panel])]
 
     def draw(panel: Panel) -> Any:
-        most = max(panel.column("count"), default=1)
-        y = measure_axis("count:Q", panel.first("layers x seeds"), (0.0, 1.08 * most), min_step=1)
-        base = panel.base.encode(x=x, y=y.stack(None))
-        looks = by_method(list(labels))
+        x = alt.X("left:Q", title="alpha (no unit)", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(grid=False))
+        domain = (0.0, 1.08 * max(panel.column("count"), default=1))
+        y = measure_axis("count:Q", panel.first("layers x seeds"), domain, min_step=1).stack(None)
+        base, looks = panel.base.encode(x=x, y=y), parts.by_method(names["method"])
         area = base.mark_area(interpolate="step-after", opacity=0.25, aria=False).encode(color=looks["color"])
         line = base.mark_line(interpolate="step-after", strokeWidth=1.5).encode(**looks)
-        return alt.layer(area, line, mark_two())
+        return alt.layer(area, line, _mark_two("x"))
 
-    return panels_chart(
-        list(panels),
-        _alpha_bins(sets),
-        draw,
-        height=130,
-        names={"method_names": list(labels)},
-        title=title,
-        subtitle=subtitle,
-        note="The upright dashes mark 2.",
-        description=f"Histograms of alpha of {len(labels)} methods over each other in {len(panels)} panels, with the "
-        "value 2 marked.",
-    )
+    return panels_chart("alpha_histograms", data, draw, names=names, height=130, **texts)
 
 
-def _alpha_bins(data: Sequence[Datum]) -> list[Datum]:
+def _alpha_bins(alphas: Sequence[Alphas]) -> list[Datum]:
     """Count alphas in common bins of a panel; a last empty one brings the line back to 0."""
-    found = []
-    for panel in sorted({datum["panel"] for datum in data}):
-        mine = [datum for datum in data if datum["panel"] == panel]
-        alphas = [{"method": datum["label"], "alpha": value} for datum in mine for value in datum["values"]]
-        bins = alpha_bins(alphas) if alphas else []
-        ends = [{**each, "left": each["right"], "count": 0} for each in bins if each["right"] == bins[-1]["right"]]
-        found += [{"panel": panel, **each} for each in [*bins, *ends]]
-    return found
+    sets = {each.label: values for each in alphas if (values := _finite_alphas(each))}
+    together = [value for values in sets.values() for value in values]
+    if not together:
+        return []
+    room = max(0.0, _NARROWEST - (max(together) - min(together))) / 2
+    num_bins = min(30, max(8, len(together) // 8))
+    edges = np.linspace(min(together) - room, max(together) + room, 1 + num_bins)
+    bounds = [finite(float(edge)) for edge in edges]
+    data = []
+    for label, values in sets.items():
+        counts = [*np.histogram(values, bins=edges)[0].tolist(), 0]
+        for left, right, count in zip(bounds, [*bounds[1:], bounds[-1]], counts, strict=True):
+            data.append({"panel": alphas[0].panel, "method": label, "left": left, "right": right, "count": count})
+    return data
 
 
-def layer_maps(tracks: Sequence[LayerTrack], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+def layer_maps(tracks: Sequence[LayerTrack], **texts: Any) -> alt.TopLevelMixin:
     """Draw heat maps of layers by epochs: for each track one of the rate and one of alpha."""
     data, names = track_data(tracks)
     charts = []
     for number, track in enumerate(tracks):
         for quantity, words in _QUANTITIES.items():
             values = [datum[quantity] for datum in data if datum[quantity] is not None]  # of all tracks: one scale
-            domain = [min(values), max(values)] if values else None
-            cells = of_panel(heat_map(quantity, quantity, len(track.layers), domain), number)
-            cells = cells.transform_filter(f"isValid(datum.{quantity})")
-            charts.append(cells.properties(width=290, title=panel_title(f"{track.panel}: {words}", 290)))
-    return finish_study(
-        grid(charts, columns=2).resolve_scale(color="independent"),
-        data,
-        names={"layer_names": names},
-        title=title,
-        subtitle=subtitle,
-        note="",
-        description=f"Heat maps of learning rate and alpha by layer and epoch for each of {len(tracks)} networks.",
+            cells = _heat_map(quantity, [min(values), max(values)] if values else None, len(track.layers))
+            cells = cells.transform_filter(f"datum.panel == {number}").transform_filter(f"isValid(datum.{quantity})")
+            charts.append(cells.properties(width=290, title=parts.panel_title(f"{track.panel}: {words}", 290)))
+    chart = parts.grid(charts, columns=2).resolve_scale(color="independent")
+    return parts.finish_study("layer_maps", chart, data, names={"layer_names": names}, tracks=len(tracks), **texts)
+
+
+def _heat_map(quantity: str, domain: list[float] | None, num_layers: int) -> Any:
+    scale = alt.Scale(scheme="viridis", zero=False, domain=alt.Undefined if domain is None else domain)
+    legend = alt.Legend(title=quantity, orient="bottom", gradientLength=200, direction="horizontal")
+    epochs = alt.Axis(labelOverlap="greedy", labelSeparation=5, labelAngle=0, title="epoch")
+    layers = alt.Axis(labelExpr="layer_names[datum.value]", labelLimit=170, labelOverlap="greedy")
+    cells = alt.Chart(parts.DATA).mark_rect().properties(height=alt.Step(16) if num_layers <= 30 else 480)
+    return cells.encode(
+        x=alt.X("epoch:O", axis=epochs),
+        y=alt.Y("layer:O", title=None, axis=layers),
+        color=alt.Color(f"{quantity}:Q", scale=scale, legend=legend),
+        tooltip=[alt.Tooltip("epoch:O"), alt.Tooltip(f"{quantity}:Q", format=".4g")],
     )
 
 
@@ -203,13 +175,13 @@ def track_data(tracks: Sequence[LayerTrack]) -> tuple[list[Datum], list[str]]:
 
     Each track has its own numbers, so that its layers stand in its own order.
     """
-    check(tracks, "track", lambda track: track.panel)
+    parts.check(tracks, "track", "panel")
     names = [name for track in tracks for name in track.layers]
     most = min(MOST_EPOCHS, max(2, MOST_CELLS // max(1, len(names))))
     number, data = 0, []
     for panel, track in enumerate(tracks):
         for alphas, rates in zip(track.alpha, track.rate, strict=True):
-            for epoch, alpha, rate in evenly(list(zip(track.epochs, alphas, rates, strict=True)), most):
+            for epoch, alpha, rate in parts.evenly(list(zip(track.epochs, alphas, rates, strict=True)), most):
                 place = {"panel": panel, "layer": number, "epoch": epoch}
                 data.append({**place, "alpha": finite(alpha), "rate": finite(rate)})
             number += 1
@@ -218,73 +190,59 @@ def track_data(tracks: Sequence[LayerTrack]) -> tuple[list[Datum], list[str]]:
     return data, names
 
 
-def two_layers(
-    tracks: Sequence[LayerTrack], layers: tuple[str, str], *, title: str, subtitle: str
-) -> alt.TopLevelMixin:
+def two_layers(tracks: Sequence[LayerTrack], layers: tuple[str, str], **texts: Any) -> alt.TopLevelMixin:
     """Draw rate and alpha of two layers, by name, over the epochs, with a line for each track."""
     data, names = track_data(tracks)
     for name in layers:
         if name not in names:
             raise ValueError(f"layers must be of those of the tracks, got {short(name)!r}")
+    methods = [track.panel for track in tracks]
     data = [
-        {**each, "method": each["panel"], "row": row}
-        for row, name in enumerate(layers)
+        {**each, "panel": name, "method": each["panel"]}
+        for name in layers
         for each in data
         if names[each["layer"]] == name
     ]
-    width, charts = panel_width(2), []
-    for row, name in enumerate(layers):
+
+    def draw(panel: Panel) -> list[Any]:
+        charts = []
         for quantity, words in _QUANTITIES.items():
-            there = alt.Chart(DATA).transform_filter(f"datum.row == {row} && isValid(datum.{quantity})")
-            y = alt.Y(f"{quantity}:Q", title=words, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-            lines = there.mark_line(strokeWidth=2).encode(
-                x=epoch_axis(data), y=y, **by_method([track.panel for track in tracks])
+            there = alt.Chart(parts.DATA).transform_filter(
+                f"datum.panel == {panel.number} && isValid(datum.{quantity})"
             )
-            charts.append(lines.properties(width=width, height=PANEL_HEIGHT, title=panel_title(name, width)))
-    return finish_study(
-        grid(charts, columns=2),
-        data,
-        names={"method_names": [track.panel for track in tracks]},
-        title=title,
-        subtitle=subtitle,
-        note="",
-        description=f"Learning rate and alpha of the layers {' and '.join(map(short, layers))} over the epochs, a line "
-        f"for each of {len(tracks)} tracks.",
-    )
+            y = alt.Y(f"{quantity}:Q", title=words, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+            lines = there.mark_line(strokeWidth=2)
+            charts.append(lines.encode(x=parts.epoch_axis(data), y=y, **parts.by_method(methods)))
+        return charts
+
+    both = " and ".join(map(short, layers))
+    return panels_chart("two_layers", data, draw, names={"method": methods}, columns=2, layers=both, **texts)
 
 
-def gradient_chart(norms: Sequence[StepNorm], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+def gradient_chart(norms: Sequence[StepNorm], **texts: Any) -> alt.TopLevelMixin:
     """Draw maximum, minimum and mean over the layers of the gradient norms of one run, step by step, on log axes."""
     found = _positive_norms(norms)
     data: list[Datum] = [
         {"panel": panel, "step": step, "norm": finite(over(values))}
-        for panel, over in enumerate(_OVER_LAYERS.values())
+        for panel, over in _OVER_LAYERS.items()
         for (_, step), values in sorted(found.items())
     ]
-    x = epoch_axis(data, "step")
 
     def draw(panel: Panel) -> Any:
         values = panel.column("norm")
-        axis = log_axis((min(values) / 1.3, max(values) * 1.3))
+        axis = parts.log_axis(min(values) / 1.3, max(values) * 1.3)
         y = alt.Y("norm:Q", title=panel.first("gradient norm (log)"), **axis)
-        return panel.base.mark_line(color=BLUE, strokeWidth=1.5).encode(x=x, y=y)
+        return panel.base.mark_line(color=BLUE, strokeWidth=1.5).encode(x=parts.epoch_axis(data, "step"), y=y)
 
     num_layers, num_skipped = len({norm.layer for norm in norms}), len(norms) - sum(map(len, found.values()))
-    return panels_chart(
-        list(_OVER_LAYERS),
-        data,
-        draw,
-        axes=66,
-        title=title,
-        subtitle=subtitle,
-        note=f"Over {num_layers} layers at {len(found)} steps. {_skipped_text(num_skipped, 'norms')}",
-        description=f"Maximum, minimum and mean of the gradient norms of {num_layers} layers at {len(found)} steps.",
-    )
+    skipped = _skipped_text(num_skipped, "norms")
+    return panels_chart("gradients", data, draw, axes=66, layers=num_layers, steps=len(found), skipped=skipped, **texts)
 
 
-def _positive_norms(norms: Sequence[StepNorm]) -> Values:
-    check(norms, "gradient norm")
-    found: Values = {}
+def _positive_norms(norms: Sequence[StepNorm]) -> dict[tuple[int, int], list[float]]:
+    """Return the norms by epoch and step."""
+    parts.check(norms, "gradient norm")
+    found: dict[tuple[int, int], list[float]] = {}
     for each in norms:
         if (norm := finite(each.norm, 9)) is not None and norm > 0:
             found.setdefault((each.epoch, each.step), []).append(norm)
@@ -297,105 +255,32 @@ def _skipped_text(count: int, what: str) -> str:
     return f"Not drawn, as 0, too small or not finite: {count} {what}." if count else ""
 
 
-def gradient_histograms(norms: Sequence[StepNorm], *, title: str, subtitle: str) -> alt.TopLevelMixin:
+def gradient_histograms(norms: Sequence[StepNorm], **texts: Any) -> alt.TopLevelMixin:
     """Draw histograms of the gradient norms of all layers at up to six steps of the first epoch of one run."""
     found = _positive_norms(norms)
     first = min(epoch for epoch, _ in found)
-    chosen = evenly(sorted(place for place in found if place[0] == first), _MOST)
-    words = ("gradient norm (log)", "layers", "gradient norms of the layers")
-    return _histograms({place: found[place] for place in chosen}, words, title=title, subtitle=subtitle)
-
-
-def _histograms(found: Values, words: tuple[str, str, str], *, title: str, subtitle: str) -> alt.TopLevelMixin:
-    """Draw a histogram in common bins for each step.
-
-    Args:
-        found: Values by epoch and step.
-        words: Titles of the axes, and the name of the values.
-        title: Title of the chart.
-        subtitle: Preset and data.
-    """
-    x_title, y_title, what = words
-    data = _binned(found)
+    chosen = parts.evenly(sorted(place for place in found if place[0] == first), _MOST_HISTOGRAMS)
+    edges = log_edges(drawn_logs([norm for place in chosen for norm in found[place]]))
+    bounds = [finite(float(10**edge)) for edge in edges]
+    data = [
+        {"panel": f"epoch {place[0]}, step {place[1]:,}", "left": left, "right": right, "count": int(count)}
+        for place in chosen
+        for left, right, count in zip(bounds, bounds[1:], bin_counts(drawn_logs(found[place]), edges), strict=False)
+        if count
+    ]
     most = max(datum["count"] for datum in data)
-    ends = min(datum["left"] for datum in data), max(datum["right"] for datum in data)
-    x = alt.X("left:Q", title=x_title, **log_axis(ends))
-    bounds = [alt.Tooltip("left:Q", title="from", format=".3g"), alt.Tooltip("right:Q", title="to", format=".3g")]
-    tooltip = [*bounds, alt.Tooltip("count:Q", title="count")]
+    axis = parts.log_axis(min(datum["left"] for datum in data), max(datum["right"] for datum in data))
 
     def draw(panel: Panel) -> Any:
-        base = panel.base.transform_calculate(floor="0").encode(x=x)
-        y = measure_axis("count:Q", panel.first(y_title), (0.0, 1.1 * most), min_step=1)
-        return base.mark_rect(fill=BLUE, stroke=None).encode(x2="right:Q", y=y, y2="floor:Q", tooltip=tooltip)
-
-    num_hidden = sum(map(len, found.values())) - sum(datum["count"] for datum in data)
-    return panels_chart(
-        [f"epoch {epoch}, step {step:,}" for epoch, step in found],
-        data,
-        draw,
-        height=130,
-        title=title,
-        subtitle=subtitle,
-        note=f"Histograms of the {what}. {_skipped_text(num_hidden, 'values')}",
-        description=f"Histograms of the {what} at {len(found)} steps, in common bins.",
-    )
-
-
-def _binned(found: Values) -> list[Datum]:
-    """Count the values of each step in common bins; empty bins are skipped."""
-    common = log_histogram([value for values in found.values() for value in values])
-    if common is None:
-        raise ValueError(f"the chart needs a value above 0, got none at {len(found)} steps")
-    edges = common.start + common.step * np.arange(len(common.counts) + 1)
-    edges[-1] += 1e-9  # the largest value must not fall out by rounding
-    data = []
-    for panel, values in enumerate(found.values()):
-        counts, _ = np.histogram(np.log10(drawn(values)), bins=edges)
-        for place in np.flatnonzero(counts):
-            left, right = (finite(float(10**edge)) for edge in edges[place : place + 2])
-            data.append({"panel": panel, "left": left, "right": right, "count": int(counts[place])})
-    return data
-
-
-def heat_map(quantity: str, title: str, num_layers: int, domain: list[float] | None = None) -> alt.Chart:
-    """Layers, called as ``layer_names`` says, by epochs, coloured by the quantity, or by where it is in the domain."""
-    scale = alt.Scale(scheme="viridis", zero=False, domain=alt.Undefined if domain is None else domain)
-    legend = alt.Legend(title=title.lower(), orient="bottom", gradientLength=200, direction="horizontal")
-    cells: alt.Chart = (
-        alt.Chart(DATA)
-        .mark_rect()
-        .encode(
-            x=alt.X("epoch:O", axis=alt.Axis(labelOverlap="greedy", labelSeparation=5, labelAngle=0, title="epoch")),
-            y=alt.Y("layer:O", title=None, axis=alt.Axis(labelExpr=_LAYER, labelLimit=170, labelOverlap="greedy")),
-            color=alt.Color(f"{quantity}:Q", scale=scale, legend=legend),
-            tooltip=[alt.Tooltip("epoch:O"), alt.Tooltip(f"{quantity}:Q", format=".4g")],
+        base = panel.base.transform_calculate(floor="0")
+        return base.mark_rect(fill=BLUE, stroke=None).encode(
+            x=alt.X("left:Q", title="gradient norm (log)", **axis),
+            x2="right:Q",
+            y=measure_axis("count:Q", panel.first("layers"), (0.0, 1.1 * most), min_step=1),
+            y2="floor:Q",
+            tooltip=[*tooltips(".3g", left="from", right="to"), alt.Tooltip("count:Q", title="count")],
         )
-        .properties(height=alt.Step(16) if num_layers <= 30 else 480)
-    )
-    return cells
 
-
-def mark_two(channel: str = "x") -> alt.Chart:
-    """A dashed line at the value that the paper calls optimal."""
-    data = alt.Chart(alt.InlineData(values=[{"two": 2}]))
-    two: alt.Chart = data.mark_rule(color=INK, strokeDash=[5, 4], aria=False).encode(**{channel: "two:Q"})
-    return two
-
-
-_NARROWEST = 0.2  # a histogram of alphas that hardly differ is drawn this wide, or its bars are too thin to see
-
-
-def alpha_bins(alphas: Sequence[Datum]) -> list[Datum]:
-    """How many alphas of each method lie in each of some common bins."""
-    values = [each["alpha"] for each in alphas]
-    room = max(0.0, _NARROWEST - (max(values) - min(values))) / 2
-    low, high = min(values) - room, max(values) + room
-    edges = np.linspace(low, high, 1 + min(30, max(8, len(alphas) // 8)))
-    data = []
-    for method in sorted({each["method"] for each in alphas}):
-        counts, _ = np.histogram([each["alpha"] for each in alphas if each["method"] == method], bins=edges)
-        for count, left, right in zip(counts, edges, edges[1:], strict=False):
-            data.append(
-                {"method": method, "left": finite(float(left)), "right": finite(float(right)), "count": int(count)}
-            )
-    return data
+    num_hidden = sum(len(found[place]) for place in chosen) - sum(datum["count"] for datum in data)
+    skipped = _skipped_text(num_hidden, "values")
+    return panels_chart("gradient_histograms", data, draw, height=130, skipped=skipped, **texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,34 +12,16 @@ from typing import Any
 import altair as alt
 
 from tempbalance.errors import CheckpointError
-from tempbalance.report.chart import (
-    COLOURS,
-    DASHES,
-    DATA,
-    Datum,
-    by_method,
-    chooser,
-    epoch_axis,
-    evenly,
-    finish,
-    names_param,
-    save_figures,
-)
-from tempbalance.report.layer_charts import (
-    MOST_EPOCHS,
-    Alphas,
-    LayerTrack,
-    alpha_boxes,
-    alpha_histograms,
-    layer_maps,
-    track_data,
-)
-from tempbalance.report.page import check_places, facts, render, table_content
+from tempbalance.report import chart as parts
+from tempbalance.report import layer_charts
+from tempbalance.report.chart import DATA, Datum, chooser, epoch_axis, finish, names_param
+from tempbalance.report.layer_charts import MOST_EPOCHS, Alphas, LayerTrack
+from tempbalance.report.page import check_places, facts, render, table_content, write_files
 from tempbalance.report.spectrum import spectrum_chart, spectrum_datum
 from tempbalance.report.statistics import Paired, paired
 from tempbalance.report.tables import Entry, Number, ResultTable
 from tempbalance.report.text import finite, shown
-from tempbalance.runlog import Line, RunFolder, RunFolderError, write_whole
+from tempbalance.runlog import Line, RunFolder, RunFolderError
 
 MOST_SPECTRA = 6_000
 # options that do not make it another method, and those that a label always has where they differ
@@ -56,37 +38,27 @@ class Run:
     layers: list[Line]
     result: Line | None
 
-    @property
-    def accuracy(self) -> float | None:
-        """Test accuracy after the last epoch, in percent; ``None`` while the run is not complete."""
-        return finite((self.result or {}).get("test_accuracy"), 12)
-
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but the seed.
-
-    Attributes:
-        label: The method, with the options by which it differs from others of that method.
-        runs: One per seed.
-    """
+    """Runs that differ in nothing but the seed; the label has the method and the options that tell it from others."""
 
     label: str
     runs: tuple[Run, ...]
 
     @property
     def accuracies(self) -> dict[str, float]:
-        """Test accuracy of the complete runs, by seed."""
-        return {str(run.recipe.get("seed")): run.accuracy for run in self.runs if run.accuracy is not None}
+        """Test accuracy of the complete runs in percent, by seed."""
+        found = {str(run.recipe.get("seed")): (run.result or {}).get("test_accuracy") for run in self.runs}
+        return {seed: value for seed, raw in found.items() if (value := finite(raw, 12)) is not None}
+
+    @property
+    def layers(self) -> list[Line]:
+        return [line for run in self.runs for line in run.layers]
 
 
 def read_groups(folders: Sequence[RunFolder]) -> list[Group]:
-    """Read runs and group those that differ in nothing but the seed, in the order of the first of each.
-
-    Raises:
-        ValueError: If there are no runs.
-        RunFolderError: If a folder holds none, or is damaged.
-    """
+    """Read runs and group those that differ in nothing but the seed, in the order of the first of each."""
     if not folders:
         raise ValueError("a report needs at least one run, got none")
     found: dict[str, list[Run]] = {}
@@ -94,38 +66,34 @@ def read_groups(folders: Sequence[RunFolder]) -> list[Group]:
         run = _read(folder)
         options = {name: value for name, value in run.recipe.items() if name not in _NOT_COMPARED}
         found.setdefault(repr((run.recipe.get("method"), sorted(options.items()))), []).append(run)
-    groups = list(found.values())
-    return [Group(_label(runs, groups), tuple(runs)) for runs in groups]
+    recipes = [runs[0].recipe for runs in found.values()]
+    return [Group(_label(runs[0].recipe, recipes), tuple(runs)) for runs in found.values()]
 
 
 def _read(folder: RunFolder) -> Run:
     content = folder.recipe
     if content is None or not isinstance(content.get("recipe"), dict):
         raise RunFolderError(f"{folder.path} holds no run: its recipe.json must have a recipe, got {str(content)[:80]}")
-    layers = [_checked(line, folder) for line in folder.layers]
+    layers = folder.layers
+    for line in layers:
+        values = line.get("eigenvalues", [])
+        if not isinstance(line.get("layer"), str):
+            reason = f"a line must have the name of a layer, got {str(line)[:80]}"
+        elif not isinstance(values, list) or any(finite(value) is None for value in values):
+            reason = f"eigenvalues must be numbers, got {str(values)[:80]}"
+        else:
+            continue
+        raise RunFolderError(f"{folder.path}, layers.jsonl: {reason}")
     return Run(content["recipe"], folder.metrics, layers, folder.result)
 
 
-def _checked(line: Line, folder: RunFolder) -> Line:
-    """Return a line about a layer, its eigenvalues ascending and finite."""
-    if not isinstance(line.get("layer"), str):
-        raise RunFolderError(f"{folder.path}, layers.jsonl: a line must have the name of a layer, got {str(line)[:80]}")
-    if "eigenvalues" not in line:
-        return line
-    values = line["eigenvalues"]
-    if not isinstance(values, list) or any(finite(value) is None for value in values):
-        raise RunFolderError(f"{folder.path}, layers.jsonl: eigenvalues must be numbers, got {str(values)[:80]}")
-    return {**line, "eigenvalues": sorted(map(float, values))}
-
-
-def _label(runs: list[Run], groups: list[list[Run]]) -> str:
-    recipe, everyone = runs[0].recipe, [group[0].recipe for group in groups]
-    alike = [other for other in everyone if other.get("method") == recipe.get("method")]
+def _label(recipe: Line, recipes: Sequence[Line]) -> str:
+    alike = [other for other in recipes if other.get("method") == recipe.get("method")]
     options = [
         f"{name} {value}"
         for name, value in recipe.items()
         if name not in _NOT_COMPARED
-        and any(other.get(name) != value for other in (everyone if name in _SETTING else alike))
+        and any(other.get(name) != value for other in (recipes if name in _SETTING else alike))
     ]
     return ", ".join([str(recipe.get("method")), *options])
 
@@ -171,18 +139,18 @@ def curves(groups: Sequence[Group], quantity: str) -> list[Datum]:
     for method, group in enumerate(groups):
         for stage in ("test", "train"):
             lines = [line for run in group.runs for line in run.metrics]
-            for epoch, values in _by_epoch(lines, f"{stage}_{quantity}"):
+            for epoch, values in _by_epoch(lines, f"{stage}_{quantity}").items():
                 datum = {"method": method, "stage": stage, "epoch": epoch, "mean": finite(fmean(values))}
                 data.append({**datum, "low": finite(min(values)), "high": finite(max(values)), "n": len(values)})
     return data
 
 
-def _by_epoch(lines: Iterable[Line], name: str) -> Iterator[tuple[int, list[float]]]:
+def _by_epoch(lines: Iterable[Line], name: str) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for line in lines:
         if (value := finite(line.get(name), 12)) is not None:
             found.setdefault(int(line["epoch"]), []).append(value)
-    yield from sorted(found.items())
+    return dict(sorted(found.items()))
 
 
 def tracks(groups: Sequence[Group]) -> list[LayerTrack]:
@@ -190,65 +158,60 @@ def tracks(groups: Sequence[Group]) -> list[LayerTrack]:
     found = []
     for group in groups:
         lines: dict[str, list[Line]] = {}
-        for line in (line for run in group.runs for line in run.layers):
-            lines.setdefault(str(line["layer"]), []).append(line)
-        values = {
-            quantity: {name: dict(_by_epoch(each, quantity)) for name, each in lines.items()}
-            for quantity in ("alpha", "rate")
-        }
-        epochs = sorted({epoch for by_layer in values.values() for each in by_layer.values() for epoch in each})
-        alpha, rate = (
-            tuple(tuple(finite(fmean(each[epoch])) if epoch in each else None for epoch in epochs) for each in by_layer)
-            for by_layer in (by_name.values() for by_name in values.values())
-        )
+        for line in group.layers:
+            lines.setdefault(line["layer"], []).append(line)
+        alphas, rates = ([_by_epoch(each, name) for each in lines.values()] for name in ("alpha", "rate"))
+        epochs = sorted({epoch for each in (*alphas, *rates) for epoch in each})
         if epochs:
+            alpha, rate = (
+                tuple(
+                    tuple(finite(fmean(each[epoch])) if epoch in each else None for epoch in epochs) for each in layers
+                )
+                for layers in (alphas, rates)
+            )
             found.append(LayerTrack(group.label, tuple(epochs), tuple(lines), alpha, rate))
     return found
 
 
 def last_alphas(groups: Sequence[Group]) -> list[Alphas]:
     """Return alpha of each layer and run at the run's last scoring."""
-    return [
-        Alphas("", group.label, tuple(alpha for run in group.runs for alpha in _last_alphas(run))) for group in groups
-    ]
-
-
-def _last_alphas(run: Run) -> list[float]:
-    last = [line for line in run.layers if line["epoch"] == run.layers[-1]["epoch"]]
-    return [alpha for line in last if (alpha := finite(line.get("alpha"))) is not None]
+    found = []
+    for group in groups:
+        last = [line for run in group.runs for line in run.layers if line["epoch"] == run.layers[-1]["epoch"]]
+        alphas = tuple(alpha for line in last if (alpha := finite(line.get("alpha"))) is not None)
+        found.append(Alphas("", group.label, alphas))
+    return found
 
 
 def shown_epochs(groups: Sequence[Group], most: int) -> list[tuple[int, int]]:
     """Return an even choice of epochs, 2 to `MOST_EPOCHS`, each with the last one that it stands for."""
-    epochs = sorted({int(line["epoch"]) for group in groups for run in group.runs for line in run.layers})
-    epochs = evenly(epochs, min(MOST_EPOCHS, max(2, most)))
+    epochs = sorted({int(line["epoch"]) for group in groups for line in group.layers})
+    epochs = parts.evenly(epochs, min(MOST_EPOCHS, max(2, most)))
     return [(epoch, after - 1) for epoch, after in pairwise(epochs)] + [(epoch, epoch) for epoch in epochs[-1:]]
 
 
 def recorded_spectra(groups: Sequence[Group]) -> tuple[list[Datum], list[str]]:
     """Return the recorded spectra of each group's first run that has any, at some epochs, and the layers' names."""
-    lines = (line for group in groups for run in group.runs for line in run.layers)
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(str(line["layer"]) for line in lines))}
-    kept = dict(shown_epochs(groups, MOST_SPECTRA // max(1, len(groups) * len(numbers))))
+    names = list(dict.fromkeys(line["layer"] for group in groups for line in group.layers))
+    numbers = {name: number for number, name in enumerate(names)}
+    kept = dict(shown_epochs(groups, MOST_SPECTRA // max(1, len(groups) * len(names))))
     data = []
     for method, group in enumerate(groups):
         run = next((run for run in group.runs if any(line.get("eigenvalues") for line in run.layers)), None)
-        for line in run.layers if run else []:
-            if (epoch := int(line["epoch"])) in kept and (datum := _spectrum(run, line)) is not None:
-                place = {"method": method, "layer": numbers[str(line["layer"])], "epoch": epoch, "until": kept[epoch]}
+        for line in run.layers if run is not None else []:
+            epoch = int(line["epoch"])
+            if run is not None and epoch in kept and (datum := _spectrum(run, line)) is not None:
+                place = {"method": method, "layer": numbers[line["layer"]], "epoch": epoch, "until": kept[epoch]}
                 data.append({**datum, **place})
-    return data, list(numbers)
+    return data, names
 
 
-def _spectrum(run: Run | None, line: Line) -> Datum | None:
+def _spectrum(run: Run, line: Line) -> Datum | None:
     """Return a recorded spectrum; logs have no threshold, but that of the median is known from the recipe."""
-    values, alpha = line.get("eigenvalues", []), finite(line.get("alpha"))
-    tail = None if run is None else run.recipe.get("tail")
-    if run is None or tail not in ("median", "median_published"):
-        return spectrum_datum(values, alpha=alpha)
-    fraction = finite(run.recipe.get("tail_fraction", 0.5))
-    num_tail = int(len(values) * fraction) if fraction is not None and 0 < fraction < 1 else 0
-    if fraction is not None and tail == "median_published":
+    values, alpha = sorted(map(float, line.get("eigenvalues", []))), finite(line.get("alpha"))
+    tail, fraction = run.recipe.get("tail"), finite(run.recipe.get("tail_fraction", 0.5)) or 0.0
+    num_tail = int(len(values) * fraction) if tail == "median" and fraction < 1 else 0
+    if tail == "median_published":
         num_tail = len(values) - int(len(values) * (1 - fraction)) - 1  # above the threshold, which counts too
     if not 0 < num_tail < len(values):
         return spectrum_datum(values, alpha=alpha)
@@ -256,17 +219,9 @@ def _spectrum(run: Run | None, line: Line) -> Datum | None:
 
 
 def runs_charts(runs: Sequence[RunFolder]) -> dict[str, alt.TopLevelMixin]:
-    """Return the charts of runs by name.
+    """Return the charts for which the logs have values; other methods are compared with the first run's.
 
-    Args:
-        runs: Their folders; others are compared with the first one's method.
-
-    Returns:
-        ``accuracy``, ``loss``, ``layer_maps``, ``alpha_boxes``, ``alpha_histogram``, ``two_layers`` and ``spectrum``,
-        each where the logs have the values.
-
-    Raises:
-        ValueError: If there are no runs, or a folder holds none.
+    They are ``accuracy``, ``loss``, ``layer_maps``, ``alpha_boxes``, ``alpha_histogram``, ``two_layers``, ``spectrum``.
     """
     return _charts(read_groups(runs))
 
@@ -277,13 +232,14 @@ def _charts(groups: Sequence[Group]) -> dict[str, alt.TopLevelMixin]:
     for quantity, unit in (("accuracy", "%"), ("loss", "nats")):
         if data := curves(groups, quantity):
             charts[quantity] = _curves(data, methods, quantity, unit)
-    found = tracks(groups)
-    if found:
-        charts["layer_maps"] = layer_maps(found, title="Learning rate and alpha by layer and epoch", subtitle="")
+    if found := tracks(groups):
+        title = "Learning rate and alpha by layer and epoch"
+        charts["layer_maps"] = layer_charts.layer_maps(found, title=title, subtitle="")
     alphas = last_alphas(groups)
     if any(each.values for each in alphas):
-        charts["alpha_boxes"] = alpha_boxes(alphas, title="Alpha at the end", subtitle="")
-        charts["alpha_histogram"] = alpha_histograms(alphas, title="Histograms of alpha at the end", subtitle="")
+        charts["alpha_boxes"] = layer_charts.alpha_boxes(alphas, title="Alpha at the end", subtitle="")
+        title = "Histograms of alpha at the end"
+        charts["alpha_histogram"] = layer_charts.alpha_histograms(alphas, title=title, subtitle="")
     if found:
         charts["two_layers"] = _two_layers(found)
     spectra, names = recorded_spectra(groups)
@@ -304,10 +260,9 @@ def _curves(data: list[Datum], methods: list[str], quantity: str, unit: str) -> 
     }
     base = alt.Chart(DATA).transform_filter(f"datum.stage == {stage}")
     base = base.encode(x=epoch_axis(data), y=alt.Y("mean:Q", **y))
-    looks = by_method(methods)
+    looks = parts.by_method(methods)
     band = base.mark_area(opacity=0.18, aria=False).encode(y=alt.Y("low:Q", **y), y2="high:Q", color=looks["color"])
-    names = {"mean": "mean", "low": "lowest", "high": "highest"}
-    numbers = [alt.Tooltip(f"{field}:Q", title=title, format=".4g") for field, title in names.items()]
+    numbers = parts.tooltips(".4g", mean="mean", low="lowest", high="highest")
     hover = base.mark_point(size=60, opacity=0, filled=True, aria=False).encode(
         tooltip=[alt.Tooltip("epoch:Q"), *numbers, alt.Tooltip("n:Q", title="seeds")]
     )
@@ -324,15 +279,13 @@ def _curves(data: list[Datum], methods: list[str], quantity: str, unit: str) -> 
 
 def _two_layers(found: Sequence[LayerTrack]) -> alt.TopLevelMixin:
     """Draw alpha and rate of two layers to choose, of one method or of two."""
-    data, _ = track_data(found)
+    data, _ = layer_charts.track_data(found)
     names = [f"{name} ({track.panel})" if len(found) > 1 else name for track in found for name in track.layers]
     base = alt.Chart(DATA).transform_filter("datum.layer == first || datum.layer == second")
     base = base.transform_calculate(which="datum.layer == first ? 0 : 1")
-    legend = alt.Legend(labelExpr="layer_names[datum.value == 0 ? first : second]", symbolType="stroke", symbolSize=500)
-    looks = {
-        "color": alt.Color("which:N", scale=alt.Scale(domain=[0, 1], range=list(COLOURS[:2])), legend=legend),
-        "strokeDash": alt.StrokeDash("which:N", scale=alt.Scale(domain=[0, 1], range=list(DASHES[:2])), legend=legend),
-    }
+    looks = parts.by_stroke(
+        "which", parts.COLOURS[:2], parts.DASHES[:2], "layer_names[datum.value == 0 ? first : second]"
+    )
     lines = [
         base.transform_filter(f"isValid(datum.{quantity})")
         .mark_line(strokeWidth=2, point=True)
@@ -340,14 +293,11 @@ def _two_layers(found: Sequence[LayerTrack]) -> alt.TopLevelMixin:
         .properties(width=560, height=160)
         for quantity, title in (("alpha", "alpha (no unit)"), ("rate", "learning rate"))
     ]
+    choosers = [chooser("first", "Layer ", names), chooser("second", "and ", names, value=len(names) - 1)]
     return finish(
         alt.vconcat(*lines),
         data,
-        params=[
-            names_param("layer_names", names),
-            chooser("first", "Layer ", names),
-            chooser("second", "and ", names, value=len(names) - 1),
-        ],
+        params=[names_param("layer_names", names), *choosers],
         title="Two layers over the epochs",
         description="Alpha and learning rate of two chosen layers over the epochs, mean over the seeds. Choose the "
         "layers in the lists before the chart.",
@@ -356,7 +306,6 @@ def _two_layers(found: Sequence[LayerTrack]) -> alt.TopLevelMixin:
 
 def _spectra(data: list[Datum], methods: list[str], names: list[str]) -> alt.TopLevelMixin:
     first, last = min(datum["epoch"] for datum in data), max(datum["until"] for datum in data)
-    start = data[0]
     slider = {"input": "range", "min": first, "max": last, "step": 1, "name": "Epoch "}
     return spectrum_chart(
         data,
@@ -367,19 +316,15 @@ def _spectra(data: list[Datum], methods: list[str], names: list[str]) -> alt.Top
         params=[
             names_param("method_names", methods),
             names_param("layer_names", names),
-            chooser("method", "Method ", methods, value=start["method"]),
-            chooser("layer", "Layer ", names, value=start["layer"]),
+            chooser("method", "Method ", methods, value=data[0]["method"]),
+            chooser("layer", "Layer ", names, value=data[0]["layer"]),
             {"name": "epoch", "value": last, "bind": slider},
         ],
     )
 
 
 def runs_page(runs: Sequence[RunFolder]) -> str:
-    """Return one HTML document about runs, which opens offline.
-
-    Raises:
-        ValueError: If there are no runs, or a folder holds none.
-    """
+    """Return one HTML document about runs, which opens offline."""
     groups = read_groups(runs)
     recipes = [group.runs[0].recipe for group in groups]
     heading = ", ".join(dict.fromkeys(f"{each.get('model')} on {each.get('dataset')}" for each in recipes))
@@ -405,21 +350,17 @@ def _facts(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunFolder]:
-    """Return the runs of images that the folders are or hold, in the order of their names.
-
-    Raises:
-        CheckpointError: If a folder is or holds none, or none has finished an epoch or is of images.
-    """
+    """Return the runs of images that the folders are or hold, in the order of their names."""
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         paths = sorted(path.parent for path in folder.rglob("recipe.json"))
         if not paths:
             raise CheckpointError(f"{shown(str(folder))} is no run and holds none: a run has a recipe.json")
         found.update((path.resolve(), RunFolder(path)) for path in paths)
-    begun = [run for run in found.values() if run.metrics]
-    runs = [run for run in begun if _kind(run) == "images"]
+    begun = {run: _kind(run) for run in found.values() if run.metrics}
+    runs = [run for run, kind in begun.items() if kind == "images"]
     if begun and not runs:
-        kinds = ", ".join(dict.fromkeys(map(_kind, begun)))
+        kinds = ", ".join(dict.fromkeys(begun.values()))
         raise CheckpointError(
             f"{shown(str(folders[0]))} holds runs of {kinds}, pages are of images: see tempbalance study report {kinds}"
         )
@@ -429,29 +370,13 @@ def find_runs(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def _kind(run: RunFolder) -> str:
-    content = run.recipe
-    recipe = content.get("recipe") if isinstance(content, dict) else None
-    return (
-        str(recipe.get("kind", "images")) if isinstance(recipe, dict) else "images"
-    )  # which is refused when it is read
+    recipe = run.recipe.get("recipe") if isinstance(run.recipe, dict) else None
+    # a damaged recipe is refused when it is read
+    return str(recipe.get("kind", "images")) if isinstance(recipe, dict) else "images"
 
 
 def write_runs(folders: Sequence[Path], html: Path, figures: Path | None = None) -> list[Path]:
-    """Write the page of runs, and its charts if there is a folder for them.
-
-    Args:
-        folders: Runs, or folders that hold some.
-        html: The page.
-        figures: Where charts go as SVG, PDF and PNG.
-
-    Returns:
-        The files.
-
-    Raises:
-        CheckpointError: If there are no runs.
-        ValueError: If the page's place is a folder.
-    """
+    """Write the page of the runs that the folders are or hold, and the charts if there is a folder for them."""
     check_places(html, figures)
     runs = find_runs(folders)
-    write_whole(html, runs_page(runs).encode())
-    return [html, *(save_figures(runs_charts(runs), figures) if figures is not None else [])]
+    return write_files(html, figures, page=lambda: runs_page(runs), charts=lambda: runs_charts(runs))

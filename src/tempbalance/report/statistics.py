@@ -13,22 +13,16 @@ LEVEL = 0.05  # p-values below it count
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences seed by seed, and Student's t-test of their mean.
-
-    Attributes:
-        differences: One per seed, at least one.
-    """
+    """Differences seed by seed, at least one, and Student's t-test of their mean."""
 
     differences: tuple[float, ...]
 
     @property
     def num_pairs(self) -> int:
-        """Number of seeds that both sides have."""
         return len(self.differences)
 
     @property
     def mean(self) -> float:
-        """Mean of the differences."""
         return fmean(self.differences)
 
     @property
