@@ -10,15 +10,13 @@ from tempbalance.bench.contestants import (
     has_weightwatcher,
     make_subject,
     reference_turn,
+    threads,
     weightwatcher_turn,
-    with_threads,
 )
 from tempbalance.bench.measure import (
     Options,
-    beside_busy_core,
     busy_core,
     can_measure_memory,
-    check_parts,
     measure,
     measure_memory,
     new_results,
@@ -117,7 +115,7 @@ def test_the_busy_process_ends_when_the_turn_is_interrupted(monkeypatch):
     )
     turn = stand_in("x", [], [KeyboardInterrupt()])
     with pytest.raises(KeyboardInterrupt):
-        beside_busy_core(turn).run()
+        turn.within(busy_core).run()
     assert started[0].poll() is not None
 
 
@@ -139,7 +137,7 @@ def test_the_reference_counts_its_spectra_with_every_tail():
 
 def test_a_turn_has_its_threads_and_torch_gets_its_own_back():
     before = torch.get_num_threads()
-    assert with_threads(Turn("x", lambda: {"x": float(torch.get_num_threads())}), 3).run() == {"x": 3.0}
+    assert Turn("x", lambda: {"x": float(torch.get_num_threads())}).within(lambda: threads(3)).run() == {"x": 3.0}
     assert torch.get_num_threads() == before
 
 
@@ -183,9 +181,3 @@ def test_a_training_step_takes_at_least_its_gradients_and_moments():
 def test_a_process_that_fails_says_which_and_why():
     with raises(ChildProcessError, "nobody", "llama_block", "exit code 1", "ValueError"):
         measure_memory("llama_block", "nobody", num_threads=1, quick=True)
-
-
-def test_an_unknown_part_is_answered():
-    assert check_parts(["busy", "speed", "busy"]) == ("busy", "speed")
-    with raises(ValueError, "part", "'sped'", "'speed'"):
-        check_parts(["sped"])

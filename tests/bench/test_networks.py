@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from tempbalance.bench.contestants import make_subject, step_turn
-from tempbalance.bench.networks import NETWORKS, build_model, find_networks
-from tests.cases import raises
+from tempbalance.bench.networks import NETWORKS, build_model
 
 
 def on_meta(name):
@@ -59,9 +58,3 @@ def test_weights_are_the_same_each_time_and_nothing_else_changes():
     first, second = (build_model("vgg16", quick=True) for _ in range(2))
     assert torch.equal(first.linear.weight, second.linear.weight)
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_an_unknown_network_is_answered_with_the_closest():
-    assert find_networks(["gpt2", "vgg16", "gpt2"]) == ("gpt2", "vgg16")
-    with raises(ValueError, "network", "'resnet8'", "'resnet18'"):
-        find_networks(["resnet8"])

@@ -10,8 +10,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from tempbalance.bench.measure import PARTS
 from tempbalance.bench.results import write_results
-from tempbalance.cli.bench import bench
+from tempbalance.cli.bench import _chosen, bench
 from tests.bench.cases import known_results
 from tests.cases import assert_bad_usage, assert_carries
 
@@ -67,6 +68,11 @@ def test_what_was_kept_is_shown_again_without_measuring(tmp_path):
 )
 def test_bad_input_is_answered_before_anything_is_measured(arguments, carried):
     assert_bad_usage(invoke(*arguments), *carried)
+
+
+def test_a_name_that_is_given_twice_counts_once():
+    assert _chosen("part", "busy, speed,busy", PARTS) == ("busy", "speed")
+    assert _chosen("part", "all", PARTS) == PARTS
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")

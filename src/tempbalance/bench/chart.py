@@ -58,7 +58,7 @@ def speed_chart(speeds: Sequence[Speed], **texts: Any) -> alt.TopLevelMixin:
             text.encode(y=alt.Y("high:Q"), text=alt.Text("ratio:Q", format=".2~g")),
         )
 
-    words = {"others": " and ".join(others), "tails": len(tails)}
+    words: parts.Datum = {"others": " and ".join(others), "tails": len(tails)}
     return parts.panels_chart("speed", data, draw, columns=len(others), height=260, **words, **texts)
 
 

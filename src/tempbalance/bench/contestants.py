@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -28,21 +28,35 @@ ON_DEVICE, ON_CPU = "on the device", "copied to the CPU"
 
 
 def reference_name(tail: str) -> str:
-    """Name of the reference contestant with this tail."""
     return f"reference {tail}"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One contestant's turn.
-
-    Attributes:
-        name: The contestant's name.
-        run: Run the contestant once and return the seconds of each of its entries.
-    """
+    """A contestant; ``run`` lets it work once and returns the seconds of each of its entries."""
 
     name: str
     run: Callable[[], dict[str, float]]
+
+    def within(self, context: Callable[[], AbstractContextManager[object]]) -> Turn:
+        """Return the same contestant in a context."""
+
+        def run() -> dict[str, float]:
+            with context():
+                return self.run()
+
+        return Turn(self.name, run)
+
+
+def timed_turn(name: str, function: Callable[[], object]) -> Turn:
+    """Return a contestant with one entry, the seconds of a function."""
+
+    def run() -> dict[str, float]:
+        start = time.perf_counter()
+        function()
+        return {name: time.perf_counter() - start}
+
+    return Turn(name, run)
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,9 @@ class Subject:
     layers: Sequence[Layer]
     scored: Sequence[Layer]
 
+    def score(self, tail: TailName = "median", device: str | None = None) -> None:
+        score_layers(self.layers, Scoring(tail=tail), device=device)
+
 
 def make_subject(network: str, *, width: float = 1.0, quick: bool = False, device: str = "cpu") -> Subject:
     """Build a network on a device and find its scored layers; ``quick`` builds the small form."""
@@ -66,7 +83,6 @@ def make_subject(network: str, *, width: float = 1.0, quick: bool = False, devic
 
 
 def has_weightwatcher() -> bool:
-    """Whether WeightWatcher is installed."""
     return find_spec("weightwatcher") is not None
 
 
@@ -77,10 +93,8 @@ def all_turns(subject: Subject) -> list[Turn]:
 
 
 def library_turns(subject: Subject) -> list[Turn]:
-    """One balancing with each tail."""
-    return [
-        Turn(tail, partial(_timed, tail, partial(score_layers, subject.layers, Scoring(tail=tail)))) for tail in TAILS
-    ]
+    """Return one balancing with each tail."""
+    return [timed_turn(tail, partial(subject.score, tail)) for tail in TAILS]
 
 
 def device_turns(subject: Subject) -> list[Turn]:
@@ -88,10 +102,7 @@ def device_turns(subject: Subject) -> list[Turn]:
 
     The other tails are solved in float64, which is always done on the CPU.
     """
-    return [
-        Turn(name, partial(_timed, name, partial(score_layers, subject.layers, Scoring(), device=device)))
-        for name, device in ((ON_DEVICE, None), (ON_CPU, "cpu"))
-    ]
+    return [timed_turn(ON_DEVICE, subject.score), timed_turn(ON_CPU, partial(subject.score, device="cpu"))]
 
 
 def reference_turn(subject: Subject, tails: Sequence[TailName] = TAILS) -> Turn:
@@ -118,12 +129,7 @@ def weightwatcher_turn(subject: Subject) -> Turn:
         from weightwatcher import WeightWatcher  # type: ignore[import-untyped]
 
     modules = nn.ModuleList(subject.model.get_submodule(layer.name) for layer in subject.scored)
-
-    def run() -> dict[str, float]:
-        with _quiet():
-            return _timed(WEIGHTWATCHER, lambda: WeightWatcher(model=modules).analyze(pool=True))
-
-    return Turn(WEIGHTWATCHER, run)
+    return timed_turn(WEIGHTWATCHER, lambda: WeightWatcher(model=modules).analyze(pool=True)).within(_quiet)
 
 
 def step_turn(subject: Subject) -> Turn:
@@ -138,17 +144,7 @@ def step_turn(subject: Subject) -> Turn:
         torch.autograd.backward(cross_entropy(logits.flatten(0, -2), labels.flatten()))
         optimizer.step()
 
-    return Turn(STEP, partial(_timed, STEP, step))
-
-
-def with_threads(turn: Turn, num_threads: int) -> Turn:
-    """Return the same contestant with another number of torch threads."""
-
-    def run() -> dict[str, float]:
-        with threads(num_threads):
-            return turn.run()
-
-    return Turn(turn.name, run)
+    return timed_turn(STEP, step)
 
 
 @contextmanager
@@ -160,12 +156,6 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _timed(name: str, function: Callable[[], object]) -> dict[str, float]:
-    start = time.perf_counter()
-    function()
-    return {name: time.perf_counter() - start}
 
 
 @contextmanager
@@ -182,25 +172,14 @@ def _quiet() -> Iterator[None]:
 
 
 def reference_spectrum(weight: Tensor) -> Tensor:
-    """Return the squared singular values of a matrix, ascending.
-
-    The slices of a kernel are multiplied by sqrt(1/2) and their values are pooled.
-
-    Args:
-        weight: Shape ``(out, in)``, or ``(out, in, *positions)`` of a convolution without groups.
-    """
+    """Return the squared singular values, ascending; those of a kernel's slices, times sqrt(1/2), are pooled."""
     slices = weight if weight.dim() == 2 else weight.flatten(2).permute(2, 0, 1) * math.sqrt(0.5)
     values: Tensor = torch.linalg.svdvals(slices).square().flatten()
     return values.sort().values
 
 
 def reference_alpha(values: Tensor, tail: TailName) -> float:
-    """Return the exponent of a spectrum's tail.
-
-    Args:
-        values: Eigenvalues, ascending, > 0.
-        tail: As in `tempbalance.fit_tail`.
-    """
+    """Return the exponent of the tail of ascending eigenvalues above 0."""
     if tail == "median":
         num_tail = len(values) // 2
         # Eq. 3: alpha = 1 + k / sum_i log(x_i / xmin), x_i the k largest, xmin the next one down
@@ -232,5 +211,4 @@ def _search(values: Tensor, low: float, high: float) -> float:
 
 
 def reference_alphas(weights: Iterable[Tensor], tail: TailName) -> list[float]:
-    """Return the exponent of each weight."""
     return [reference_alpha(reference_spectrum(weight), tail) for weight in weights]

@@ -17,9 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.filesize import decimal
 
+from tempbalance.bench.contestants import threads
 from tempbalance.checkpoint.layers import infer_layers
 from tempbalance.checkpoint.read import read_checkpoint
 from tempbalance.errors import CheckpointError
@@ -43,56 +45,33 @@ _SUMS = pickle.dumps([(1.0, 1.0)])  # sent for each weight
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted cost of one balancing.
+    """Predicted cost of one balancing; memory and traffic in bytes."""
 
-    Attributes:
-        num_layers: Layers that are scored, and all layers.
-        seconds: From the call to the new learning rates, without waiting for the network.
-        compare_seconds: The part of ``seconds`` in which ranks compare sums of their weights; sharded weights are not
-            compared.
-        memory: Bytes that the busiest rank needs besides the model.
-        traffic: Bytes that each rank receives where every rank holds all weights.
-        sharded_traffic: Bytes that each rank receives where the weights are sharded over the ranks.
-        measured_side: The largest side that was measured; larger ones are extrapolated.
-        largest_side: The largest side of the model.
-    """
-
-    num_layers: tuple[int, int]
-    seconds: float
-    compare_seconds: float
-    memory: int
-    traffic: int
-    sharded_traffic: int
-    measured_side: int
-    largest_side: int
+    num_layers: tuple[int, int]  # scored, and all
+    seconds: float  # from the call to the new learning rates, without waiting for the network
+    compare_seconds: float  # of these, those in which ranks compare sums of their weights, unless they are sharded
+    memory: int  # that the busiest rank needs besides the model
+    traffic: int  # that each rank receives where every rank holds all weights
+    sharded_traffic: int  # that each rank receives where the weights are sharded over the ranks
+    measured_side: int  # the largest; larger ones are extrapolated
+    largest_side: int  # of the model
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Seconds of solves on this machine, by the side and by whether they are in float64.
+    """Seconds of solves on this machine, by the side and by whether they are in float64."""
 
-    Attributes:
-        costs: ``a(n) / n^3`` and ``b(n) / n^2``.
-        pass_seconds: Seconds to read a byte of a weight and add it up.
-        fixed: Seconds per part of a balancing that has nothing to solve.
-    """
-
-    costs: Mapping[tuple[int, bool], tuple[float, float]]
-    pass_seconds: float
-    fixed: float
+    costs: Mapping[tuple[int, bool], tuple[float, float]]  # a(n) / n^3 and b(n) / n^2
+    pass_seconds: float  # to read a byte of a weight and add it up
+    fixed: float  # per part of a balancing that has nothing to solve
 
     def seconds(self, shape: Sequence[int], *, double: bool) -> float:
         """Return the time of solving matrices, of shape ``(num_slices, rows, columns)``."""
         num_slices, rows, columns = shape
         side, length = sorted((rows, columns))
         known = sorted(each for each, is_double in self.costs if is_double is double)
-        above = next((each for each in known if each >= side), known[-1])
-        below = next((each for each in reversed(known) if each <= side), known[0])
-        share = 0.0 if above == below else (math.log(side) - math.log(below)) / (math.log(above) - math.log(below))
-        solve, gram = (
-            math.exp((1 - share) * math.log(low) + share * math.log(high))
-            for low, high in zip(self.costs[below, double], self.costs[above, double], strict=True)
-        )
+        costs = np.log([self.costs[each, double] for each in known])
+        solve, gram = (math.exp(np.interp(math.log(side), np.log(known), each)) for each in costs.T)
         return num_slices * (solve * side**3 + gram * side**2 * length)
 
 
@@ -105,15 +84,10 @@ def calibrate(
     rounds: int = 3,
     clock: Clock = time.perf_counter,
 ) -> Calibration:
-    """Measure solves of random matrices.
+    """Measure solves of random matrices with these shorter sides, as many at a time as a balancing has threads.
 
-    Args:
-        sides: Shorter sides of the matrices to estimate.
-        num_at_a_time: Simultaneous solves, one per thread of a balancing.
-        device: Device of the solves.
-        most_side: The largest side to measure.
-        rounds: Number of measurements. The least counts: other processes only add time.
-        clock: Clock in seconds. If other processes use the cores, give ``time.process_time`` and one solve at a time.
+    Of the rounds the shortest counts: other processes only add time. If they use the cores, give ``time.process_time``
+    as the clock, and one solve at a time.
     """
     kept = sorted({min(side, most_side) for side in sides})
     if len(kept) > _MOST_SIDES:
@@ -147,18 +121,14 @@ def _measure(side: int, length: int, num_at_a_time: int, double: bool, device: s
     matrix = torch.randn(1, side, length, generator=generator).to(device)
     num_slices = len(split_jobs(matrix.expand(2**20 // side, side, length))[0])  # as many as one job has
     part = Part("", matrix.expand(num_slices, side, length).contiguous())
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_at_a_time)
-    try:
 
-        def run(num_jobs: int) -> float:
-            return _timed(clock, partial(spectra, [part] * (num_at_a_time * num_jobs), double=double))
+    def run(num_jobs: int) -> float:
+        return _timed(clock, partial(spectra, [part] * (num_at_a_time * num_jobs), double=double))
 
+    with threads(num_at_a_time):
         once = run(1) if side < 1024 else _SECONDS  # the first one loads libraries
         num_jobs = max(1, round(_SECONDS / max(once, 1e-4)))
         return min(run(num_jobs) for _ in range(rounds if side < 1024 else 1)) / (num_jobs * num_slices)
-    finally:
-        torch.set_num_threads(before)
 
 
 def _timed(clock: Clock, function: Callable[[], object]) -> float:
@@ -168,21 +138,13 @@ def _timed(clock: Clock, function: Callable[[], object]) -> float:
 
 
 def read_layers(path: Path) -> list[Layer]:
-    """Return the layers of a checkpoint, or of the model that a ``config.json`` of transformers describes.
-
-    Raises:
-        ValueError: If the file is not a transformers configuration.
-        CheckpointError: If there is no checkpoint to read.
-        ModuleNotFoundError: If a configuration is given and transformers is not installed.
-    """
-    if path.is_dir():
+    """Return the layers of a checkpoint, or of the model that a ``config.json`` of transformers describes."""
+    if (path / "config.json").exists():
         try:
             return _stored_layers(path)
         except CheckpointError:
-            if not (path / "config.json").exists():
-                raise
-        return find_layers(_build(path / "config.json"))
-    return find_layers(_build(path)) if path.suffix == ".json" and path.exists() else _stored_layers(path)
+            path = path / "config.json"
+    return find_layers(_build(path)) if path.suffix == ".json" and path.is_file() else _stored_layers(path)
 
 
 def _stored_layers(path: Path) -> list[Layer]:
@@ -222,33 +184,19 @@ def estimate(
     device: str = "cpu",
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """Predict the cost of one balancing.
-
-    Args:
-        layers: Layers of the model.
-        scoring: Scoring options with the tail ``median``; by default those of `TempBalance`.
-        num_ranks: Processes that share the work.
-        num_threads: Threads per process; by default torch's number.
-        device: Device on which float32 matrices are solved.
-        calibration: An earlier calibration; by default this machine is measured now, for one process.
-
-    Raises:
-        ValueError: If no layer is scored, or the tail is not ``median``.
-    """
+    """Predict the cost of one balancing by ranks with this many threads each; without a calibration, measure now."""
     scoring = scoring or Scoring()
     if scoring.tail != "median":
         raise ValueError(f"the cost is estimated for tail 'median' alone, got {scoring.tail!r}")
-    plan = plan_layers(layers, scoring)
-    jobs = {name: [job for job in each if not job.reason] for name, each in plan.jobs.items()}
-    jobs = {name: each for name, each in jobs.items() if each}
+    jobs = _jobs(layers, scoring)
     if not jobs:
         raise ValueError(f"no layer is scored, of {len(layers)}: there is nothing to estimate")
     num_threads = num_threads or torch.get_num_threads()
     if calibration is None:
         calibration = calibrate(sides_of(layers, scoring), num_at_a_time=num_threads, device=device)
-    owners = share_out([sum(job.cost for job in each) for each in jobs.values()], num_ranks)
+    owners = share_out([sum(job.cost for job in each) for each in jobs], num_ranks)
     shares: list[list[Job]] = [[] for _ in range(num_ranks)]
-    for owner, each in zip(owners, jobs.values(), strict=True):
+    for owner, each in zip(owners, jobs, strict=True):
         shares[owner] += each
     shapes = {job.shape for share in shares for job in share}
     again = {shape for shape in shapes if _is_solved_again(shape, scoring)}
@@ -258,8 +206,8 @@ def estimate(
         + calibration.fixed * len(share)
         for share in shares
     ]
-    weights = [each[0].layer for each in jobs.values()]
-    num_bytes = sum(math.prod(layer.shape) * _itemsize(layer) for layer in weights)
+    weights = [each[0].layer for each in jobs]
+    num_bytes = sum(math.prod(layer.shape) * _dtype(layer).itemsize for layer in weights)
     compared = calibration.pass_seconds * num_bytes if num_ranks > 1 else 0.0  # each rank adds up all weights
     num_others = num_ranks - 1
     answers = num_others * (len(weights) * len(_SUMS) + len(_RESULT) * sum(map(len, shares)) // num_ranks)
@@ -277,8 +225,13 @@ def estimate(
 
 def sides_of(layers: Sequence[Layer], scoring: Scoring) -> list[int]:
     """Return the different shorter sides of the matrices that are solved."""
-    jobs = plan_layers(layers, scoring).jobs.values()
-    return sorted({min(job.shape[1:]) for each in jobs for job in each if not job.reason})
+    return sorted({min(job.shape[1:]) for jobs in _jobs(layers, scoring) for job in jobs})
+
+
+def _jobs(layers: Sequence[Layer], scoring: Scoring) -> list[list[Job]]:
+    """Return what is solved for each scored layer."""
+    planned = ([job for job in jobs if not job.reason] for jobs in plan_layers(layers, scoring).jobs.values())
+    return [jobs for jobs in planned if jobs]
 
 
 def _is_solved_again(shape: tuple[int, int, int], scoring: Scoring) -> bool:
@@ -313,10 +266,6 @@ def _memory(jobs: Sequence[Job], num_threads: int) -> int:
 
 def _dtype(layer: Layer) -> torch.dtype:
     return layer.parameters[0].dtype if layer.parameters else torch.float32
-
-
-def _itemsize(layer: Layer) -> int:
-    return _dtype(layer).itemsize
 
 
 def estimate_text(found: Estimate, *, num_ranks: int, num_threads: int) -> list[str]:

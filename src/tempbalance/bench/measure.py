@@ -13,33 +13,23 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from tempbalance.bench.contestants import (
-    Subject,
-    Turn,
-    all_turns,
-    device_turns,
-    has_weightwatcher,
-    library_turns,
-    make_subject,
-    reference_turn,
-    threads,
-    with_threads,
-)
+from tempbalance.bench import contestants
+from tempbalance.bench.contestants import Turn, has_weightwatcher, library_turns, make_subject, reference_turn, threads
 from tempbalance.bench.networks import NETWORKS
-from tempbalance.bench.results import Memory, Results, Times
-from tempbalance.errors import unknown
+from tempbalance.bench.results import Machine, Memory, Results, Times
 from tempbalance.lab.runs import versions
 
 PARTS = ("speed", "memory", "growth", "busy")
 DEVICE = "device"  # measured alone
-QUIET, BUSY = "nothing else runs", "another process keeps a core busy"
 _WIDTHS = (0.5, 1.0, 1.5)  # the paper's: 256, 512 and 768 channels in the last stage
 _DEPTHS = ("resnet18", "resnet34", "resnet101")
 _GROWS = "resnet18"
+_STATUS, _RESET, _CPUS = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/cpuinfo")
 
 Entry = tuple[Times, Turn]
 ShowProgress = Callable[[str, int, int], None]  # current measurement, turns done, all turns
@@ -47,31 +37,14 @@ ShowProgress = Callable[[str, int, int], None]  # current measurement, turns don
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the benchmark.
-
-    Attributes:
-        networks: Keys of `NETWORKS`.
-        parts: Values of `PARTS`.
-        num_rounds: Number of rounds after the warm-up round.
-        num_threads: Number of torch threads; torch's default if ``None``.
-        quick: Whether networks are built in their small form.
-        device: The device of the part ``device``.
-    """
+    """Options of the benchmark."""
 
     networks: Sequence[str] = tuple(NETWORKS)
     parts: Sequence[str] = PARTS
-    num_rounds: int = 5
-    num_threads: int | None = None
-    quick: bool = False
-    device: str | None = None
-
-
-def check_parts(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the parts without duplicates; raise ValueError if one is unknown."""
-    for name in names:
-        if name not in PARTS:
-            raise ValueError(unknown("part", name, PARTS))
-    return tuple(dict.fromkeys(names))
+    num_rounds: int = 5  # after one to warm up
+    num_threads: int | None = None  # None for torch's default
+    quick: bool = False  # whether networks are built in their small form
+    device: str | None = None  # of the part `device`
 
 
 def check_device(name: str) -> None:
@@ -92,37 +65,59 @@ def new_results(options: Options) -> Results:
     notes = [] if has_weightwatcher() else ["WeightWatcher is not installed: nothing is compared with it"]
     if "memory" in options.parts and not can_measure_memory():
         notes.append("this system does not report the peak memory of a process: memory is not measured")
-    machine, versions = describe_machine(), describe_versions()
-    return Results(machine, versions, num_threads, options.num_rounds, options.quick, notes=notes)
+    return Results(describe_machine(), describe_versions(), num_threads, options.num_rounds, options.quick, notes=notes)
 
 
 def measure(options: Options, results: Results, progress: ShowProgress) -> None:
-    """Measure all parts and add each to the results.
-
-    After an interruption the results hold all complete rounds.
-
-    Args:
-        options: Options of the benchmark.
-        results: Results to add to.
-        progress: Callback for the progress.
-    """
+    """Measure all parts and add each to the results, which after an interruption hold all complete rounds."""
     with threads(results.num_threads):
-        if DEVICE in options.parts:
-            for name in options.networks:
-                _rounds(f"{NETWORKS[name].title} on {options.device}", _device(name, options), results, progress)
-        if "speed" in options.parts:
-            for name in options.networks:
-                _rounds(f"speed of {NETWORKS[name].title}", _speed(name, options), results, progress)
-        if "growth" in options.parts:
-            _rounds("growth with width", _width(options), results, progress)
-            _rounds("growth with depth", _depth(options), results, progress)
-            _rounds("growth with cores", _cores(options, results.num_threads), results, progress)
-        if "busy" in options.parts:
-            _rounds("beside a busy process", _busy(options), results, progress)
+        for what, entries in _measurements(options, results.num_threads):
+            _rounds(what, entries, results, progress)
         if "memory" in options.parts and can_measure_memory():
             for name in options.networks:
                 _memory(name, options, results, progress)
     results.complete = True
+
+
+def _measurements(options: Options, num_threads: int) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield what is measured in common rounds: the contestants, each with the times that it belongs to."""
+
+    def growing(name: str, width: float = 1.0) -> list[Turn]:
+        subject = make_subject(name, width=width, quick=options.quick)
+        return [*library_turns(subject), reference_turn(subject, ["median"])]
+
+    titles = {name: network.title for name, network in NETWORKS.items()}
+    if DEVICE in options.parts and options.device is not None:
+        for name in options.networks:
+            times = Times(DEVICE, titles[name], options.device)
+            subject = make_subject(name, quick=options.quick, device=options.device)
+            yield f"{titles[name]} on {options.device}", _belonging(times, contestants.device_turns(subject))
+    if "speed" in options.parts:
+        for name in options.networks:
+            turns = contestants.all_turns(make_subject(name, quick=options.quick))
+            yield f"speed of {titles[name]}", _belonging(Times("speed", titles[name]), turns)
+    if "growth" in options.parts:
+        wide = {width: Times("width", titles[_GROWS], f"width {width:g}") for width in _WIDTHS}
+        deep = {name: Times("depth", titles[name]) for name in _DEPTHS}
+        cores = {n: Times("cores", titles[_GROWS], f"{n} thread{'s' * (n > 1)}") for n in sorted({1, num_threads})}
+        turns = growing(_GROWS)
+        yield "growth with width", [e for width, each in wide.items() for e in _belonging(each, growing(_GROWS, width))]
+        yield "growth with depth", [e for name, each in deep.items() for e in _belonging(each, growing(name))]
+        yield (
+            "growth with cores",
+            [(times, turn.within(partial(threads, number))) for number, times in cores.items() for turn in turns],
+        )
+    if "busy" in options.parts:  # each contestant on the first network: alone, then beside a busy process
+        name = options.networks[0]
+        quiet = Times("busy", titles[name], "nothing else runs")
+        busy = Times("busy", titles[name], "another process keeps a core busy")
+        subject = make_subject(name, quick=options.quick)
+        turns = [*library_turns(subject), reference_turn(subject)]
+        yield "beside a busy process", [e for turn in turns for e in ((quiet, turn), (busy, turn.within(busy_core)))]
+
+
+def _belonging(times: Times, turns: Sequence[Turn]) -> list[Entry]:
+    return [(times, turn) for turn in turns]
 
 
 def _rounds(what: str, entries: Sequence[Entry], results: Results, progress: ShowProgress) -> None:
@@ -140,60 +135,9 @@ def _rounds(what: str, entries: Sequence[Entry], results: Results, progress: Sho
     progress(what, total, total)
 
 
-def _speed(name: str, options: Options) -> list[Entry]:
-    times = Times("speed", NETWORKS[name].title)
-    return [(times, turn) for turn in all_turns(make_subject(name, quick=options.quick))]
-
-
-def _device(name: str, options: Options) -> list[Entry]:
-    assert options.device is not None
-    times = Times(DEVICE, NETWORKS[name].title, options.device)
-    subject = make_subject(name, quick=options.quick, device=options.device)
-    return [(times, turn) for turn in device_turns(subject)]
-
-
-def _width(options: Options) -> list[Entry]:
-    entries = []
-    for width in _WIDTHS:
-        times = Times("width", NETWORKS[_GROWS].title, f"width {width:g}")
-        entries += [(times, turn) for turn in _growing(_GROWS, options, width)]
-    return entries
-
-
-def _depth(options: Options) -> list[Entry]:
-    entries = []
-    for name in _DEPTHS:
-        times = Times("depth", NETWORKS[name].title)
-        entries += [(times, turn) for turn in _growing(name, options)]
-    return entries
-
-
-def _cores(options: Options, num_threads: int) -> list[Entry]:
-    turns = _growing(_GROWS, options)
-    entries = []
-    for number in sorted({1, num_threads}):
-        times = Times("cores", NETWORKS[_GROWS].title, f"{number} thread{'s' if number > 1 else ''}")
-        entries += [(times, with_threads(turn, number)) for turn in turns]
-    return entries
-
-
-def _growing(name: str, options: Options, width: float = 1.0) -> list[Turn]:
-    subject = make_subject(name, width=width, quick=options.quick)
-    return [*library_turns(subject), reference_turn(subject, ["median"])]
-
-
-def _busy(options: Options) -> list[Entry]:
-    """Measure each contestant on the first network: alone, then beside a busy process."""
-    name = options.networks[0]
-    quiet, busy = (Times("busy", NETWORKS[name].title, setting) for setting in (QUIET, BUSY))
-    subject = make_subject(name, quick=options.quick)
-    turns = [*library_turns(subject), reference_turn(subject)]
-    return [entry for turn in turns for entry in ((quiet, turn), (busy, beside_busy_core(turn)))]
-
-
 def _memory(name: str, options: Options, results: Results, progress: ShowProgress) -> None:
     title, what = NETWORKS[name].title, f"memory of {NETWORKS[name].title}"
-    turns = [turn.name for turn in all_turns(make_subject(name, quick=True))]
+    turns = [turn.name for turn in contestants.all_turns(make_subject(name, quick=True))]
     for place, turn in enumerate(turns):
         progress(f"{what}: {turn}", place, len(turns))
         num_bytes = measure_memory(name, turn, num_threads=results.num_threads, quick=options.quick)
@@ -202,7 +146,7 @@ def _memory(name: str, options: Options, results: Results, progress: ShowProgres
 
 
 # ends when its standard input closes, so also when this process is killed
-_CODE = """
+_BUSY = """
 import os, sys, threading
 def end():
     sys.stdin.read()
@@ -217,7 +161,7 @@ while True:
 @contextmanager
 def busy_core() -> Iterator[subprocess.Popen[str]]:
     """Keep one core busy with another process within the context."""
-    command = [sys.executable, "-c", _CODE]
+    command = [sys.executable, "-c", _BUSY]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -228,42 +172,24 @@ def busy_core() -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def beside_busy_core(turn: Turn) -> Turn:
-    """Return the same contestant while another process keeps a core busy."""
-
-    def run() -> dict[str, float]:
-        with busy_core():
-            return turn.run()
-
-    return Turn(turn.name, run)
-
-
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
 def can_measure_memory() -> bool:
     """Whether the system reports the peak memory of a process and can reset it, as Linux does."""
     return _STATUS.exists() and _RESET.exists()
 
 
 def measure_memory(network: str, turn: str, *, num_threads: int, quick: bool = False) -> int:
-    """Return the bytes by which a contestant's turn raises the peak memory of a new process.
-
-    Raises:
-        ChildProcessError: If the process fails.
-    """
+    """Return the bytes by which a contestant's turn raises the peak memory of a new process."""
     command = [sys.executable, "-m", "tempbalance.bench.measure", network, turn, str(num_threads)]
     result = subprocess.run([*command, *(["quick"] if quick else [])], capture_output=True, text=True)
     if result.returncode:
-        last = result.stderr.strip().rpartition("\n")[2]
-        reason = f"exit code {result.returncode}: {last}"
+        reason = f"exit code {result.returncode}: {result.stderr.strip().rpartition(chr(10))[2]}"
         raise ChildProcessError(f"the process that measures the memory of {turn} on {network} failed, {reason}")
     return int(result.stdout.split()[-1])
 
 
-def _run(subject: Subject, turn: str) -> int:
+def _raised_peak(network: str, turn: str, *, quick: bool) -> int:
     """Return the bytes by which a contestant's turn raises the peak memory of this process."""
-    (chosen,) = [each for each in all_turns(subject) if each.name == turn]
+    (chosen,) = [each for each in contestants.all_turns(make_subject(network, quick=quick)) if each.name == turn]
     before = _status("VmRSS")
     _RESET.write_text("5")  # sets the peak to the present use
     chosen.run()
@@ -277,17 +203,14 @@ def _status(key: str) -> int:
 
 def _main(network: str, turn: str, num_threads: str, *more: str) -> None:
     with threads(int(num_threads)):
-        _run(make_subject(network, quick=True), turn)  # loads libraries and starts threads
-        print(_run(make_subject(network, quick="quick" in more), turn))
+        _raised_peak(network, turn, quick=True)  # loads libraries and starts threads
+        print(_raised_peak(network, turn, quick="quick" in more))
 
 
-_PACKAGES = ("tempbalance", "torch", "numpy", "weightwatcher", "powerlaw")
-_CPUS = Path("/proc/cpuinfo")
-
-
-def describe_machine() -> dict[str, str | int]:
+def describe_machine() -> Machine:
     """Return the processor, the number of usable cores and the system."""
-    names = [line.partition(":")[2].strip() for line in _lines(_CPUS) if line.startswith("model name")]
+    lines = _CPUS.read_text(encoding="utf-8", errors="replace").splitlines() if _CPUS.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": names[0] if names else platform.processor() or platform.machine() or "unknown",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -295,13 +218,9 @@ def describe_machine() -> dict[str, str | int]:
     }
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-
-
 def describe_versions() -> dict[str, str]:
     """Return the versions of Python and of the measured packages."""
-    return versions(_PACKAGES)
+    return versions(("tempbalance", "torch", "numpy", "weightwatcher", "powerlaw"))
 
 
 if __name__ == "__main__":

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
-from tempbalance.errors import unknown
 from tempbalance.lab.images.network import build_network
 
-_QUICK = 1 / 8  # width of the small form
 Batch = tuple[Tensor, Tensor]
 
 
@@ -33,7 +32,6 @@ class GPTBlock(nn.Module):
         self.down = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape ``(B, T, width)`` to the same."""
         query, key, value = self.qkv(self.norm1(x)).chunk(3, dim=-1)
         x = x + self.out(_attend(query, key, value, self.num_heads))
         return torch.add(x, self.down(gelu(self.up(self.norm2(x)))))
@@ -52,7 +50,6 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape ``(B, T, width)`` to the same."""
         each = self.norm1(x)
         x = x + self.out(_attend(self.query(each), self.key(each), self.value(each), self.num_heads))
         each = self.norm2(x)
@@ -79,7 +76,7 @@ class Shape:
 class Decoder(nn.Module):
     """Transformer that maps tokens to the logits of the next tokens."""
 
-    def __init__(self, shape: Shape, *, width: float = 1.0) -> None:
+    def __init__(self, shape: Shape, width: float = 1.0) -> None:
         super().__init__()
         size = shape.num_heads * max(1, round(shape.head * width))
         inner = round(shape.inner * size)
@@ -90,84 +87,56 @@ class Decoder(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Shape ``(B, T)`` to ``(B, T, vocabulary)``."""
         logits: Tensor = self.head(self.norm(self.blocks(self.tokens(tokens))))
         return logits
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network to measure.
-
-    Attributes:
-        title: Name in tables and charts.
-        build: Build the network, given a factor on its width.
-        batch: Make inputs and labels, given whether the network has its small form.
-        optimizer: Build its optimizer.
-    """
+    """A network to measure."""
 
     title: str
-    build: Callable[[float], nn.Module]
-    batch: Callable[[bool], Batch]
+    build: Callable[[float], nn.Module]  # given a factor on its width
+    batch: Callable[[bool], Batch]  # inputs and labels, given whether the network has its small form
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def build_model(name: str, *, width: float = 1.0, quick: bool = False) -> nn.Module:
-    """Build a network with random weights from a fixed seed.
-
-    Args:
-        name: A key of `NETWORKS`.
-        width: Factor on the width of every layer.
-        quick: The small form, an eighth as wide.
-    """
+    """Build a network with random weights from a fixed seed; the quick form is an eighth as wide."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return NETWORKS[name].build(width * (_QUICK if quick else 1))
+        return NETWORKS[name].build(width / (8 if quick else 1))
 
 
-def find_networks(names: list[str]) -> tuple[str, ...]:
-    """Return the names without duplicates; raise ValueError if one is unknown."""
-    for name in names:
-        if name not in NETWORKS:
-            raise ValueError(unknown("network", name, NETWORKS))
-    return tuple(dict.fromkeys(names))
+# learning rate 0: a step takes its usual time and every round has the same weights
 
 
 def _of_images(title: str, name: str) -> Network:
     def build(width: float) -> nn.Module:
         return build_network(name, num_classes=100, width=width)
 
-    return Network(title, build, _images, _sgd)
+    def batch(quick: bool) -> Batch:
+        generator = torch.Generator().manual_seed(0)
+        num_images = 8 if quick else 128
+        labels = torch.randint(100, (num_images,), generator=generator)
+        return torch.randn(num_images, 3, 32, 32, generator=generator), labels
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=5e-4)
+
+    return Network(title, build, batch, optimizer)
 
 
 def _of_tokens(title: str, shape: Shape) -> Network:
-    def build(width: float) -> nn.Module:
-        return Decoder(shape, width=width)
-
     def batch(quick: bool) -> Batch:
         size = (2, 16) if quick else (8, 256)
         tokens = torch.randint(shape.vocabulary, (2, *size), generator=torch.Generator().manual_seed(0))
         return tokens[0], tokens[1]
 
-    return Network(title, build, batch, _adamw)
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.0)
 
-
-def _images(quick: bool) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    num_images = 8 if quick else 128
-    labels = torch.randint(100, (num_images,), generator=generator)
-    return torch.randn(num_images, 3, 32, 32, generator=generator), labels
-
-
-# learning rate 0: a step takes its usual time and every round has the same weights
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=5e-4)
-
-
-def _adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.0)
+    return Network(title, partial(Decoder, shape), batch, optimizer)
 
 
 NETWORKS: dict[str, Network] = {

@@ -3,53 +3,56 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from tempbalance.bench.contestants import ON_CPU, ON_DEVICE, STEP, TAILS, WEIGHTWATCHER, reference_name
 from tempbalance.report.tables import Entry, ResultTable, entry_text
 from tempbalance.report.text import number
 
+STEPS = 390  # one epoch of 50,000 images in batches of 128
+REFERENCE = "the published procedure"
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-@dataclass(frozen=True)
-class Ratio:
+
+class Machine(TypedDict):
+    """The machine of a measurement."""
+
+    cpu: str
+    cores: int
+    system: str
+
+
+class Ratio(NamedTuple):
     """The median over the rounds and the quartiles."""
 
     median: float
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{number(self.median, 3)} ({number(self.low, 3)} to {number(self.high, 3)})"
+
 
 @dataclass
 class Times:
-    """Seconds of the contestants on one network in one setting.
+    """Seconds of the contestants on one network in one setting, one number per round."""
 
-    Attributes:
-        part: Part of the benchmark: ``speed``, ``width``, ``depth``, ``cores``, ``busy`` or ``device``.
-        network: Title of the network.
-        setting: The varied setting in words; empty if nothing varies.
-        seconds: One number per round, by contestant.
-    """
-
-    part: str
+    part: str  # of the benchmark: speed, width, depth, cores, busy or device
     network: str
-    setting: str = ""
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    setting: str = ""  # what varies, in words
+    seconds: dict[str, list[Seconds]] = field(default_factory=dict)
 
     def ratio(self, over: str, under: str, other: Times | None = None) -> Ratio | None:
-        """Return the ratio of two contestants' seconds in the same round; ``None`` if one was not measured.
-
-        Args:
-            over: Contestant in the numerator.
-            under: Contestant in the denominator.
-            other: Times that hold the denominator, if not these.
-        """
+        """Return the ratio of two contestants' seconds in the same round; ``other`` may hold the second one's."""
         above, below = self.seconds.get(over), (other or self).seconds.get(under)
         return summarize([a / b for a, b in zip(above, below, strict=True)]) if above and below else None
 
@@ -60,7 +63,6 @@ class Times:
 
 
 def summarize(values: list[float]) -> Ratio:
-    """Return the median and the quartiles."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return Ratio(middle, low, high)
 
@@ -76,32 +78,19 @@ class Memory:
 
 @dataclass
 class Results:
-    """Results of one run of the benchmark.
+    """Results of one run of the benchmark, in the order of measuring."""
 
-    Attributes:
-        machine: Processor, cores, system.
-        versions: Versions of Python and packages.
-        num_threads: Number of torch threads.
-        num_rounds: Requested rounds, without the warm-up round.
-        quick: Whether networks were in their small form, whose times mean nothing.
-        complete: Whether the run finished.
-        notes: Skipped measurements, with the reason.
-        times: Times in the order of measuring.
-        memory: Memory in the order of measuring.
-    """
-
-    machine: dict[str, str | int]
+    machine: Machine
     versions: dict[str, str]
-    num_threads: int
-    num_rounds: int
-    quick: bool
+    num_threads: int  # of torch
+    num_rounds: int  # asked for, without the warm-up round
+    quick: bool  # whether networks were in their small form, whose times mean nothing
     complete: bool = False
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # on skipped measurements
     times: list[Times] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
 
     def of_part(self, part: str) -> list[Times]:
-        """Return the times of one part of the benchmark."""
         return [each for each in self.times if each.part == part and each.seconds]
 
 
@@ -115,60 +104,30 @@ def write_results(results: Results, path: Path) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Read a file of `write_results`.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If `write_results` did not write it.
-    """
+    """Read a file of `write_results`."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        results = Results(**found)
-        results.times = [Times(**each) for each in found["times"]]
-        results.memory = [Memory(**each) for each in found["memory"]]
-        _check(results)
-    except (ValueError, TypeError, KeyError, AttributeError) as err:
-        raise ValueError(f"{path} must be a file that tempbalance bench --out wrote: {err!r}") from err
+        results = TypeAdapter(Results).validate_json(path.read_bytes())
+        for times in results.times:
+            lengths = {len(taken) for taken in times.seconds.values()}
+            if len(lengths) != 1 or 0 in lengths:
+                raise ValueError(f"seconds of {times.network!r} must be lists of equal length")
+    except ValueError as err:
+        reason = " ".join(str(err).split())[:300]
+        raise ValueError(f"{path} must be a file that tempbalance bench --out wrote: {reason}") from err
     return results
-
-
-def _check(results: Results) -> None:
-    """Refuse results that the tables cannot show."""
-    for times in results.times:
-        lengths = {len(taken) for taken in times.seconds.values()}
-        numbers: list[Any] = [each for taken in times.seconds.values() for each in taken]
-        if len(lengths) != 1 or not numbers or not all(0 < each < math.inf for each in numbers):
-            raise ValueError(f"seconds of {times.network!r} must be lists of equal length of numbers above 0")
-    if not all(isinstance(each.num_bytes, int) for each in results.memory):
-        raise ValueError("num_bytes must be whole numbers")
-    if missing := {"cpu", "cores", "system"} - set(results.machine):
-        raise ValueError(f"machine must contain {', '.join(sorted(missing))}")
-    if not isinstance(results.versions, dict) or not all(isinstance(each, str) for each in results.notes):
-        raise ValueError("versions must be a dict and notes must be strings")
-
-
-STEPS = 390  # one epoch of 50,000 images in batches of 128
-REFERENCE = "the published procedure"
-_GROWTH = {
-    "width": "How time grows with width: of every layer, beside the narrowest",
-    "depth": "How time grows with depth, beside the shallowest",
-    "cores": "How time changes with torch's threads, beside one",
-}
 
 
 def tables(results: Results) -> Iterator[ResultTable]:
     """Yield a table for each measured part."""
-    if speed := results.of_part("speed"):
-        yield _speed_table(speed)
-    for part, caption in _GROWTH.items():
+    for part, make in _TABLES.items():
         if times := results.of_part(part):
-            yield _growth_table(caption, times)
-    if busy := results.of_part("busy"):
-        yield _busy_table(busy)
-    if device := results.of_part("device"):
-        yield _device_table(device)
+            yield make(times)
     if results.memory:
-        yield _memory_table(results)
+        names = list(dict.fromkeys(each.contestant for each in results.memory))
+        found = {(each.network, each.contestant): f"{each.num_bytes / 2**20:.0f}" for each in results.memory}
+        networks = dict.fromkeys(each.network for each in results.memory)
+        rows = [[network, *(found.get((network, name)) for name in names)] for network in networks]
+        yield ResultTable("Peak memory beside the network, MB", ("network", *names), rows)
 
 
 def machine_text(results: Results) -> str:
@@ -201,7 +160,7 @@ def to_markdown(results: Results) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _speed_table(measured: list[Times]) -> ResultTable:
+def _speed_table(measured: Sequence[Times]) -> ResultTable:
     columns = ("network", "tail", "seconds", f"times as fast as {REFERENCE}", f"as fast as {WEIGHTWATCHER}")
     rows: list[list[Entry]] = []
     for times, tail in product(measured, TAILS):
@@ -212,15 +171,15 @@ def _speed_table(measured: list[Times]) -> ResultTable:
     return ResultTable("One balancing", (*columns, "training steps it takes", f"of {STEPS} steps"), rows)
 
 
-def _growth_table(caption: str, measured: list[Times]) -> ResultTable:
-    rows: list[list[Entry]] = []
-    for times, name in product(measured, (*TAILS, reference_name("median"))):
-        grown = times.ratio(name, name, measured[0])
-        rows.append([times.network, times.setting, name, _seconds(times, name), _text(grown)])
+def _growth_table(measured: Sequence[Times], caption: str) -> ResultTable:
+    rows = [
+        [times.network, times.setting, name, _seconds(times, name), _text(times.ratio(name, name, measured[0]))]
+        for times, name in product(measured, (*TAILS, reference_name("median")))
+    ]
     return ResultTable(caption, ("network", "setting", "tail", "seconds", "times the first"), rows)
 
 
-def _busy_table(measured: list[Times]) -> ResultTable:
+def _busy_table(measured: Sequence[Times]) -> ResultTable:
     rows: list[list[Entry]] = []
     for times, tail in product(measured, TAILS):
         slower, faster = times.ratio(tail, tail, measured[0]), times.ratio(reference_name(tail), tail)
@@ -229,7 +188,7 @@ def _busy_table(measured: list[Times]) -> ResultTable:
     return ResultTable("While another process keeps a core busy", columns, rows)
 
 
-def _device_table(measured: list[Times]) -> ResultTable:
+def _device_table(measured: Sequence[Times]) -> ResultTable:
     rows: list[list[Entry]] = []
     for times in measured:
         faster = times.ratio(ON_CPU, ON_DEVICE)
@@ -240,23 +199,19 @@ def _device_table(measured: list[Times]) -> ResultTable:
     return ResultTable("One balancing with median of weights on a device", columns, rows)
 
 
-def _memory_table(results: Results) -> ResultTable:
-    names = list(dict.fromkeys(each.contestant for each in results.memory))
-    by_network: dict[str, dict[str, int]] = {}
-    for each in results.memory:
-        by_network.setdefault(each.network, {})[each.contestant] = each.num_bytes
-    rows = [
-        [network, *(f"{found[name] / 2**20:.0f}" if name in found else None for name in names)]
-        for network, found in by_network.items()
-    ]
-    return ResultTable("Peak memory beside the network, MB", ("network", *names), rows)
-
-
 def _seconds(times: Times, contestant: str) -> str:
     return number(times.middle(contestant), 3)
 
 
 def _text(ratio: Ratio | None) -> str | None:
-    if ratio is None:
-        return None
-    return f"{number(ratio.median, 3)} ({number(ratio.low, 3)} to {number(ratio.high, 3)})"
+    return None if ratio is None else str(ratio)
+
+
+_TABLES: Mapping[str, Callable[[Sequence[Times]], ResultTable]] = {
+    "speed": _speed_table,
+    "width": partial(_growth_table, caption="How time grows with width: of every layer, beside the narrowest"),
+    "depth": partial(_growth_table, caption="How time grows with depth, beside the shallowest"),
+    "cores": partial(_growth_table, caption="How time changes with torch's threads, beside one"),
+    "busy": _busy_table,
+    "device": _device_table,
+}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from tempbalance.cli.terminal import answered, messages, say, stoppable, wide_output
+from tempbalance.errors import unknown
 
 if TYPE_CHECKING:
     from tempbalance.bench.measure import Options, ShowProgress
@@ -109,11 +110,10 @@ def _check_places(out: Path | None, figure: Path | None) -> None:
 
 
 def _options(networks: str, parts: str, rounds: int, threads: int | None, quick: bool, device: str | None) -> Options:
-    from tempbalance.bench.measure import DEVICE, PARTS, Options, check_device, check_parts
-    from tempbalance.bench.networks import NETWORKS, find_networks
+    from tempbalance.bench.measure import DEVICE, PARTS, Options, check_device
+    from tempbalance.bench.networks import NETWORKS
 
-    names = tuple(NETWORKS) if networks == "all" else find_networks(_listed(networks))
-    which = PARTS if parts == "all" else check_parts(_listed(parts))
+    names, which = _chosen("network", networks, tuple(NETWORKS)), _chosen("part", parts, PARTS)
     if device is not None:
         if parts != "all":
             raise ValueError(f"device is measured alone, without the parts {parts}")
@@ -122,8 +122,13 @@ def _options(networks: str, parts: str, rounds: int, threads: int | None, quick:
     return Options(names, which, rounds, threads, quick, device)
 
 
-def _listed(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",")]
+def _chosen(what: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a list with commas, each once."""
+    names = known if text == "all" else tuple(dict.fromkeys(each.strip() for each in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise ValueError(unknown(what, name, known))
+    return names
 
 
 @contextmanager

@@ -53,7 +53,6 @@ class BalancedScheduler(AcceleratedScheduler):  # type: ignore[misc]
         self.split_batches = True
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler if the optimizer has stepped."""
         if isinstance(self.scheduler, TempBalance):
             schedule = self.scheduler.schedule
             # accelerate does not step OneCycleLR beyond its end

@@ -60,8 +60,7 @@ class TempBalanceCallback(Callback):
         self._is_late = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget an earlier training."""
-        if stage == "fit":
+        if stage == "fit":  # forget an earlier training
             self.schedulers, self._logs, self._saved, self._is_late = [], [], [], False
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,13 +82,11 @@ class TempBalanceCallback(Callback):
             self._take_over(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the first scores."""
         if self._is_late:
             self._take_over(trainer, pl_module)
         self._log_scores(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Log new scores."""
         self._log_scores(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

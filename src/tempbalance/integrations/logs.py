@@ -10,18 +10,10 @@ MAX_LAYERS = 64
 
 
 def layer_scalars(scheduler: TempBalance, *, max_layers: int = MAX_LAYERS) -> dict[str, float]:
-    """Return alpha, scale and learning rate of the scored layers, and the smallest, mean and largest alpha.
+    """Return ``alpha/<layer>``, ``scale/<layer>``, ``lr/<layer>``, ``alpha_min``, ``alpha_mean`` and ``alpha_max``.
 
-    Args:
-        scheduler: Scheduler with the last scores and the present learning rates.
-        max_layers: Number of layers. If more were scored, these are spread evenly over the depth.
-
-    Returns:
-        ``alpha/<layer>``, ``scale/<layer>``, ``lr/<layer>``, ``alpha_min``, ``alpha_mean``, ``alpha_max``, and
-        ``<target>_scale/<layer>`` for each other balanced target.
-
-    Raises:
-        ValueError: If ``max_layers`` is negative.
+    Each other balanced target has ``<target>_scale/<layer>``. If more than ``max_layers`` layers were scored, that many
+    are spread evenly over the depth.
     """
     if max_layers < 0:
         raise ValueError(f"max_layers must be at least 0, got {max_layers!r}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tempbalance.errors import check_count
 from tempbalance.execution.inline import Execution
 from tempbalance.optim.param_groups import LABEL
 from tempbalance.optim.scheduler import TempBalance
@@ -16,15 +17,7 @@ from tempbalance.ranking.compare import Comparison
 
 
 def check_options(options: dict[str, Any], *, required: Sequence[str] = ()) -> dict[str, Any]:
-    """Refuse options that `TempBalance` does not have, before training starts.
-
-    Args:
-        options: Options by name.
-        required: Names of required options.
-
-    Raises:
-        TypeError: If there is no such option, or a required one is missing.
-    """
+    """Refuse options that `TempBalance` does not have, and missing ones that are required, before training starts."""
     parameters = inspect.signature(TempBalance).parameters
     known = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY]
     if unknown := [name for name in options if name not in known]:
@@ -37,36 +30,33 @@ def check_options(options: dict[str, Any], *, required: Sequence[str] = ()) -> d
     return options
 
 
-def check_timeless(options: dict[str, Any]) -> dict[str, Any]:
-    """Refuse options that depend on calls of ``step`` or on the optimizer's own groups, which `scales_alone` lacks.
+class ScalesAlone:
+    """Balancing of a trainer that keeps its own learning rates, by a `TempBalance` that changes none.
 
-    Raises:
-        TypeError: If one is given, or there is no such option.
+    Options that depend on calls of ``step`` or on the optimizer's own groups are refused.
     """
-    check_options(options)
-    comparison, execution = options.get("comparison", Comparison()), options.get("execution", Execution())
-    given = {
-        "balance": "balance" in options,
-        "stop": "stop" in options,
-        "comparison.smooth": comparison.smooth != 0,
-        "comparison.blend": comparison.blend != 1,
-        "execution.background": execution.background,
-        "execution.budget": execution.budget is not None,
-    }
-    if refused := [name for name, is_given in given.items() if is_given]:
-        raise TypeError(f"option {refused[0]!r} does not work here: this trainer keeps its own learning rates")
-    return options
 
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = dict(check_options(options))
+        comparison, execution = options.get("comparison", Comparison()), options.get("execution", Execution())
+        given = {
+            "balance": "balance" in options,
+            "stop": "stop" in options,
+            "comparison.smooth": comparison.smooth != 0,
+            "comparison.blend": comparison.blend != 1,
+            "execution.background": execution.background,
+            "execution.budget": execution.budget is not None,
+        }
+        if refused := [name for name, is_given in given.items() if is_given]:
+            raise TypeError(f"option {refused[0]!r} does not work here: this trainer keeps its own learning rates")
+        self.interval, self.start = self.options.pop("interval", 1), self.options.pop("start", 0)
+        check_count("interval", self.interval, least=1)
+        check_count("start", self.start, least=0)
 
-def scales_alone(groups: Sequence[dict[str, Any]], model: nn.Module, **options: Any) -> TempBalance:
-    """A `TempBalance` on an optimizer that never steps, so that it changes no trainer's learning rates.
+    def make_scheduler(self, groups: Sequence[dict[str, Any]], model: nn.Module) -> TempBalance:
+        """Return a scheduler of an optimizer that never steps; it scores when its ``rescore`` is called."""
+        held = [{key: group[key] for key in ("params", LABEL) if key in group} for group in groups]
+        return TempBalance(torch.optim.SGD(held, lr=1.0), model, start=1, **self.options)
 
-    It scores when its ``rescore`` is called, and the scales are in its ``last_scales``.
-
-    Args:
-        groups: From `param_groups`.
-        model: The model.
-        **options: Of `TempBalance`, without ``interval``, ``start`` and those that `check_timeless` refuses.
-    """
-    held = [{key: group[key] for key in ("params", LABEL) if key in group} for group in groups]
-    return TempBalance(torch.optim.SGD(held, lr=1.0), model, start=1, **options)
+    def is_due(self, time: int) -> bool:
+        return bool(time >= self.start and (time - self.start) % self.interval == 0)

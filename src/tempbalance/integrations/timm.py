@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from tempbalance.errors import check_count
-from tempbalance.integrations.options import check_timeless, scales_alone
+from tempbalance.integrations.options import ScalesAlone
 from tempbalance.optim.param_groups import LABEL
 
 _FIELD, _OWN = "lr_scale", "lr_scale_without_balance"
@@ -38,16 +37,13 @@ class BalancedSchedule:
     """
 
     def __init__(self, schedule: Any, model: nn.Module, **options: Any) -> None:
-        options = check_timeless(options)
-        self.interval, self.start = options.pop("interval", 1), options.pop("start", 0)
-        check_count("interval", self.interval, least=1)
-        check_count("start", self.start, least=0)
+        self._scales = ScalesAlone(options)
         _check_schedule(schedule)
         self.schedule = schedule
-        self.scheduler = scales_alone(schedule.optimizer.param_groups, model, **options)
+        self.scheduler = self._scales.make_scheduler(schedule.optimizer.param_groups, model)
         is_resumed = any(_OWN in group for group in schedule.optimizer.param_groups)
-        if self.start == 0 and not is_resumed:
-            self._score()
+        if not is_resumed:
+            self._score_if_due(0)
 
     def step(self, epoch: int, metric: float | None = None) -> None:
         """Score if due and step the schedule; call it at the end of an epoch with the number of the next."""
@@ -63,11 +59,9 @@ class BalancedSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule's state; the scales are in the optimizer's state."""
-        state: dict[str, Any] = self.schedule.state_dict()
-        return state
+        return dict(self.schedule.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the schedule's state."""
         self.schedule.load_state_dict(state_dict)
 
     def restore(self) -> None:
@@ -77,10 +71,8 @@ class BalancedSchedule:
                 _set_scale(group, group.pop(_OWN))
 
     def _score_if_due(self, time: int) -> None:
-        if time >= self.start and (time - self.start) % self.interval == 0:
-            self._score()
-
-    def _score(self) -> None:
+        if not self._scales.is_due(time):
+            return
         self.scheduler.rescore()
         for group in self.schedule.optimizer.param_groups:
             own = group.setdefault(_OWN, group.get(_FIELD, 1.0))

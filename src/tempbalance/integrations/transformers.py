@@ -59,11 +59,7 @@ class TempBalanceMixin:
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """Wrap the Trainer's schedule, or the given one, in TempBalance.
-
-        Raises:
-            ValueError: If the schedule is ReduceLROnPlateau.
-        """
+        """Wrap the Trainer's schedule, or the given one, in TempBalance."""
         if self._balanced is not None and self.lr_scheduler is None:  # a second training
             self._balanced.restore()
         schedule: Any = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
@@ -78,11 +74,7 @@ class TempBalanceMixin:
         return self._balanced
 
     def restore_rates(self) -> None:
-        """Restore the base learning rates and continue with the Trainer's own schedule.
-
-        Raises:
-            RuntimeError: If no training has started.
-        """
+        """Restore the base learning rates and continue with the Trainer's own schedule."""
         if self._balanced is None:
             raise RuntimeError(
                 "there is nothing to restore: no training has started, or its rates are restored already"
@@ -115,11 +107,7 @@ class TempBalanceTrainer(TempBalanceMixin, Trainer):
 class LayerLogCallback(TrainerCallback):
     """Send each layer's numbers and a table to the Trainer's reporters (TensorBoard, Weights & Biases, ...).
 
-    They bypass the Trainer's log, which is printed and saved in every checkpoint.
-
-    Args:
-        callbacks: The Trainer's callbacks, including the reporters.
-        max_layers: Number of layers whose values are logged.
+    They bypass the Trainer's log, which is printed and saved in every checkpoint. The callbacks are the Trainer's.
     """
 
     def __init__(self, callbacks: list[TrainerCallback], *, max_layers: int = MAX_LAYERS) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from tempbalance.errors import check_count
-from tempbalance.integrations.options import check_timeless, scales_alone
+from tempbalance.integrations.options import ScalesAlone
 from tempbalance.optim.param_groups import LABEL, param_groups
 from tempbalance.optim.scheduler import TempBalance
 
@@ -23,14 +22,9 @@ Group = dict[str, Any]
 
 
 def balance(model: Any, **options: Any) -> UltralyticsBalance:
-    """Add the callbacks to an ultralytics model, before its ``train``.
+    """Add the callbacks to an ultralytics model, or any object with ``add_callback(event, function)``.
 
-    Args:
-        model: An ultralytics model, or any object with ``add_callback(event, function)``.
-        **options: Options of `UltralyticsBalance`.
-
-    Returns:
-        The balance, whose ``scheduler`` has the table.
+    Call it before the model's ``train``. The options are those of `UltralyticsBalance`, which is returned.
     """
     found = UltralyticsBalance(**options)
     for event, callback in found.callbacks().items():
@@ -50,10 +44,7 @@ class UltralyticsBalance:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options = check_timeless(options)
-        self.interval, self.start = self.options.pop("interval", 1), self.options.pop("start", 0)
-        check_count("interval", self.interval, least=1)
-        check_count("start", self.start, least=0)
+        self._scales = ScalesAlone(options)
         self.scheduler: TempBalance | None = None
         self._parts: list[tuple[int, Group]] = []
         self._optimizer: Optimizer | None = None
@@ -61,7 +52,6 @@ class UltralyticsBalance:
         self._hooks: list[Any] = []
 
     def callbacks(self) -> dict[str, Callable[[Any], None]]:
-        """Return the callbacks by event."""
         return {
             "on_train_start": self.on_train_start,
             "on_train_epoch_start": self.on_train_epoch_start,
@@ -78,7 +68,7 @@ class UltralyticsBalance:
             for index, group in enumerate(optimizer.param_groups)
             for part in param_groups(trainer.model, [group])
         ]
-        self.scheduler = scales_alone([part for _, part in self._parts], trainer.model, **self.options)
+        self.scheduler = self._scales.make_scheduler([part for _, part in self._parts], trainer.model)
         self._hooks = [
             optimizer.register_step_pre_hook(self._split),
             optimizer.register_step_post_hook(self._put_back),
@@ -87,12 +77,11 @@ class UltralyticsBalance:
     def on_train_epoch_start(self, trainer: Any) -> None:
         """Score the layers if due."""
         assert self.scheduler is not None, "on_train_start was not called"
-        late = trainer.epoch - self.start
-        if late >= 0 and (late % self.interval == 0 or not self.scheduler.last_scores):
+        is_first = trainer.epoch >= self._scales.start and not self.scheduler.last_scores
+        if is_first or self._scales.is_due(trainer.epoch):
             self.scheduler.rescore()
 
     def on_train_end(self, trainer: Any) -> None:
-        """Log the last table."""
         assert self.scheduler is not None, "on_train_start was not called"
         _log.info("layers at the end of the training\n%s", self.scheduler.table())
 

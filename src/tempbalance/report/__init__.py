@@ -13,23 +13,14 @@ if TYPE_CHECKING:
     from tempbalance.report.diagnosis import diagnosis_charts, diagnosis_page
     from tempbalance.report.runs import runs_charts, runs_page
 
-_MODULES = {
-    "diagnosis_charts": "diagnosis",
-    "diagnosis_page": "diagnosis",
-    "runs_charts": "runs",
-    "runs_page": "runs",
-    "save_figures": "chart",
-}
-
 __all__ = ["diagnosis_charts", "diagnosis_page", "runs_charts", "runs_page", "save_figures"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+    module = "chart" if name == "save_figures" else name.partition("_")[0]
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

@@ -159,10 +159,10 @@ def by_stroke(
 def by_sign(used: Signs, field: str = "sign", **look: Any) -> dict[str, Any]:
     """Return shape and colour of points by the name of their kind, with one legend of all kinds used."""
     shapes, colours = zip(*used.values(), strict=True)
-    legend = {"legend": alt.Legend(symbolSize=70, symbolStrokeWidth=1.8, symbolOpacity=1, **look)}
+    legend = alt.Legend(symbolSize=70, symbolStrokeWidth=1.8, symbolOpacity=1, **look)
     return {
-        "shape": alt.Shape(f"{field}:N", scale=alt.Scale(domain=list(used), range=list(shapes)), **legend),
-        "color": alt.Color(f"{field}:N", scale=alt.Scale(domain=list(used), range=list(colours)), **legend),
+        "shape": alt.Shape(f"{field}:N", scale=alt.Scale(domain=list(used), range=list(shapes)), legend=legend),
+        "color": alt.Color(f"{field}:N", scale=alt.Scale(domain=list(used), range=list(colours)), legend=legend),
     }
 
 
@@ -212,7 +212,7 @@ def panels_chart(
     """
     fields = [field for field in ("panel", "label", "method") if field in data[0]]
     known = {field: list(dict.fromkeys(datum[field] for datum in data)) for field in fields} | dict(names or {})
-    counts = {f"{field}s": len(each) for field, each in known.items()}
+    texts |= {f"{field}s": len(each) for field, each in known.items()}
     numbers = {field: {name: number for number, name in enumerate(known[field])} for field in fields}
     placed: list[Datum] = []
     of: list[list[Datum]] = [[] for _ in known["panel"]]
@@ -227,7 +227,7 @@ def panels_chart(
         for each in drawn if isinstance(drawn, list) else [drawn]:
             charts.append(each.properties(width=width, height=height, title=panel_title(title, width)))
     params = {f"{field}_names": each for field, each in known.items()}
-    return finish_study(kind, grid(charts, columns=columns), placed, names=params, items=len(data), **counts, **texts)
+    return finish_study(kind, grid(charts, columns=columns), placed, names=params, items=len(data), **texts)
 
 
 def grid(panels: Sequence[Any], *, columns: int) -> alt.ConcatChart:

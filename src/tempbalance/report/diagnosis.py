@@ -130,8 +130,9 @@ def _spectrum_chart(rows: Sequence[DiagnosisRow], numbers: Numbers) -> alt.TopLe
         row = rows[place]
         fit = parts.get((place, part), row)
         names.append(f"{row.name}, part {part}" if part else row.name)
-        values = {"alpha": fit.alpha, "xmin": fit.xmin, "num_tail": fit.num_tail, "edge": row.mp_edge}
-        data.append({**(spectrum_datum(row.spectra[part], **values) or {}), "spectrum": spectrum})
+        values = row.spectra[part]
+        datum = spectrum_datum(values, alpha=fit.alpha, xmin=fit.xmin, num_tail=fit.num_tail, edge=row.mp_edge)
+        data.append({**(datum or {}), "spectrum": spectrum})
     return spectrum_chart(
         data,
         chosen="datum.spectrum == spectrum",

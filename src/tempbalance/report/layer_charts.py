@@ -262,7 +262,7 @@ def gradient_histograms(norms: Sequence[StepNorm], **texts: Any) -> alt.TopLevel
     chosen = parts.evenly(sorted(place for place in found if place[0] == first), _MOST_HISTOGRAMS)
     edges = log_edges(drawn_logs([norm for place in chosen for norm in found[place]]))
     bounds = [finite(float(10**edge)) for edge in edges]
-    data = [
+    data: list[Datum] = [
         {"panel": f"epoch {place[0]}, step {place[1]:,}", "left": left, "right": right, "count": int(count)}
         for place in chosen
         for left, right, count in zip(bounds, bounds[1:], bin_counts(drawn_logs(found[place]), edges), strict=False)

@@ -316,10 +316,10 @@ def exponent_chart(fits: Sequence[ExponentFit], **texts: Any) -> alt.TopLevelMix
     parts.check(fits, "fit", "size", "s")
     data = [{"panel": f"Q = {each.size:,}", "s": finite(each.s), "alpha": finite(each.alpha)} for each in fits]
     most = max(max(each.alpha, 1 + 1 / each.s) for each in fits)
-    axis = {"scale": alt.Scale(nice=False, zero=True), "axis": alt.Axis(grid=False, tickCount=4)}
+    scale, axis = alt.Scale(nice=False, zero=True), alt.Axis(grid=False, tickCount=4)
 
     def draw(panel: Panel) -> Any:
-        base = panel.base.encode(x=alt.X("s:Q", title="s of the eigenvalues", **axis))
+        base = panel.base.encode(x=alt.X("s:Q", title="s of the eigenvalues", scale=scale, axis=axis))
         points = base.mark_point(size=22, color=BLUE, strokeWidth=1.4, opacity=1).encode(
             y=measure_axis("alpha:Q", panel.first("alpha (no unit)"), (1.0, 1.06 * most)),
             tooltip=[alt.Tooltip("s:Q"), alt.Tooltip("alpha:Q", format=".4g")],
@@ -359,7 +359,7 @@ def pair_chart(pairs: Sequence[ExponentPair], *, x_title: str, y_title: str, **t
 
     num_seeds = len({each.seed for each in pairs})
     seeds = f"Large points: means over {num_seeds} seeds; small ones: each seed." if num_seeds > 1 else "One seed."
-    words = {"x_title": x_title, "y_title": y_title, "seeds": seeds}
+    words: Datum = {"x_title": x_title, "y_title": y_title, "seeds": seeds}
     return parts.panels_chart("pairs", data, draw, height=1.5 * PANEL_HEIGHT, **words, **texts)
 
 

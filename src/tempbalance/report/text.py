@@ -9,7 +9,6 @@ from typing import Any
 # control, unassigned (XML cannot hold U+FFFF), format (bidi overrides, zero width), surrogate, separators
 _UNSEEN = {"Cc", "Cn", "Cf", "Cs", "Zl", "Zp"}
 
-
 # a colour and a sign for each verdict of a diagnosis
 VERDICT_LOOKS = {
     "random-like": ("#8a63c4", "✚"),
@@ -30,11 +29,10 @@ def shown(value: object) -> str:
     text = str(value)
     if text.isprintable():
         return text
-    return "".join(_escape(char) if unicodedata.category(char) in _UNSEEN else char for char in text)
+    return "".join(_escape(ord(char)) if unicodedata.category(char) in _UNSEEN else char for char in text)
 
 
-def _escape(char: str) -> str:
-    code = ord(char)
+def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
@@ -48,11 +46,13 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most :]}"
 
 
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
 def finite(value: Any, digits: int = 5) -> float | None:
     """Round to this many significant digits; ``None`` if the value is no number, or too large to draw."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
-        return None
-    return float(f"{value:.{digits}g}")
+    return float(f"{value:.{digits}g}") if _is_finite(value) else None
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -62,17 +62,12 @@ def number(value: Any, digits: int = 4) -> str:
         >>> number(2.34567), number(None), number(1234567.8), number(128)
         ('2.346', '', '1.235e+06', '128')
     """
-    rounded = finite(value, digits)
-    if rounded is None:
+    if not _is_finite(value):
         return ""
-    return str(value) if isinstance(value, int) else f"{rounded:#.{digits}g}".rstrip(".")
+    return str(value) if isinstance(value, int) else f"{value:#.{digits}g}".rstrip(".")
 
 
 def json_block(value: Any) -> str:
-    """Return JSON that can stand inside an HTML script element.
-
-    Raises:
-        ValueError: If a number in it is not finite.
-    """
+    """Return JSON that can stand inside an HTML script element; a number that is not finite is a ValueError."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
