@@ -14,7 +14,7 @@ import torch
 from pictures import IMAGES, screenshot
 
 import tempbalance
-from tempbalance.report.chart import FAINT, INK, save_figures
+from tempbalance.report.chart import DATA, INK, Datum, finish, save_figures
 
 HERE = Path(__file__).parent
 PAGES, WORK = HERE / "gallery", HERE.parent / "build" / "gallery"
@@ -103,6 +103,18 @@ def write_diagnoses() -> None:
     (PAGES / "diagnoses.md").write_text("\n".join(parts))
 
 
+def healthy_chart(data: list[Datum]) -> alt.TopLevelMixin:
+    """Draw a line for each layer over the epochs; the legend stands below, where its names have room."""
+    one = alt.Chart(alt.InlineData(values=[{"ratio": 1}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(y="ratio:Q")
+    curves = alt.Chart(DATA).mark_line(point=True).encode(
+        x=alt.X("epoch:Q", axis=alt.Axis(values=list(EPOCHS), grid=False)),
+        y=alt.Y("ratio:Q", title="alpha / alpha of a random matrix", scale=alt.Scale(zero=False)),
+        color=alt.Color("layer:N", sort=None),
+    )  # fmt: skip
+    words = "Alpha over that of a random matrix, by layer, over the epochs"
+    return finish(alt.layer(curves, one).properties(width=560, height=300), data, title=words, description=f"{words}.")
+
+
 def write_healthy() -> None:
     """Write the page of one network through its training."""
     command(*TRAIN)
@@ -116,17 +128,7 @@ def write_healthy() -> None:
         ratios = [row.alpha_over_random for row in rows]
         words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         lines.append(f"| {epoch} | {min(ratios):.2f} to {max(ratios):.2f} | {words} |")
-    one = alt.Chart(alt.Data(values=[{"ratio": 1}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(y="ratio:Q")
-    curves = alt.Chart(alt.Data(values=data)).mark_line(point=True).encode(
-        x=alt.X("epoch:Q", axis=alt.Axis(values=list(EPOCHS), grid=False)),
-        y=alt.Y("ratio:Q", title="alpha / alpha of a random matrix", scale=alt.Scale(zero=False)),
-        color=alt.Color("layer:N", sort=None),
-    )  # fmt: skip
-    chart = alt.layer(curves, one).properties(
-        width=560, height=300, description="Alpha over that of a random matrix, by layer, over the epochs."
-    )
-    chart = chart.configure(background="white", padding=10).configure_axis(gridColor=FAINT, gridOpacity=0.25)
-    save_figures({"healthy": chart}, PAGES, ["svg"])
+    save_figures({"healthy": healthy_chart(data)}, PAGES, ["svg"])
     (PAGES / "healthy.md").write_text(f"""# What healthy layers look like
 
 One network through its training: a ResNet18 of a quarter's width on scikit-learn's digits, 12 epochs with cosine

@@ -69,11 +69,16 @@ def test_a_model_without_scored_layers_is_refused():
         estimate(find_layers(linear(64)), Scoring(tail="peak"), calibration=KNOWN)
 
 
-def test_calibration_measures_sides_up_to_a_bound_and_interpolates_between():
+def test_calibration_measures_sides_up_to_a_bound():
     found = calibrate([64, 4096], most_side=96, rounds=1)
     assert {side for side, _ in found.costs} == {64, 96}
-    times = [found.seconds((1, side, 128), double=True) for side in (64, 80, 96)]
-    assert min(times[0], times[2]) * 0.9 < times[1] < max(times[0], times[2]) * 1.1
+    assert min(found.seconds((1, side, 128), double=True) for side in (64, 80, 96, 4096)) > 0
+
+
+def test_costs_are_interpolated_between_sides_and_constant_beyond():
+    known = Calibration({(64, False): (4e-9, 1e-30), (256, False): (1e-9, 1e-30)}, pass_seconds=0.0, fixed=0.0)
+    for side, cost in ((32, 4e-9), (64, 4e-9), (128, 2e-9), (256, 1e-9), (512, 1e-9)):
+        assert known.seconds((3, 1000, side), double=False) == pytest.approx(3 * cost * side**3, rel=1e-9)
 
 
 def test_the_time_to_start_a_solve_is_not_counted_for_each_matrix(monkeypatch):

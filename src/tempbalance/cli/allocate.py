@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-
 from tempbalance import __version__
 from tempbalance.cli.diagnose import diagnose_with_progress, is_same
+from tempbalance.cli.terminal import say
 from tempbalance.diagnosis.allocation import TARGETS, Allocation, Target, allocate, check_target
 from tempbalance.diagnosis.text import aligned, as_json, cell
 from tempbalance.errors import unknown
@@ -21,46 +20,26 @@ _FORMATS = ("table", "json")
 
 
 def allocation_text(
-    source: str,
-    target: str,
-    *,
-    shares: Mapping[str, Any],
-    options: Mapping[str, Any],
-    form: str,
-    out: Path | None,
-    console: Console,
+    source: str, target: str, *, shares: Mapping[str, Any], options: Mapping[str, Any], form: str, out: Path | None
 ) -> str:
-    """Allocate from a checkpoint's diagnosis.
+    """Allocate from a checkpoint's diagnosis, write JSON to ``out``, and return the text to print.
 
-    Args:
-        source: The checkpoint.
-        target: ``NAME=NUMBER``.
-        shares: The other options of `allocate`.
-        options: Options of `diagnose`.
-        form: ``table`` or ``json``.
-        out: A file for the JSON, whatever is printed.
-        console: Where progress and messages go.
-
-    Returns:
-        The text for standard output.
-
-    Raises:
-        ValueError: If an option is out of range, before anything is read, or does not suit the layers.
+    ``shares`` are further options of `allocate`, ``options`` those of `diagnose`.
     """
     name, value = _read_target(target)
     check_target(name, value, **{key: each for key, each in shares.items() if key != "group_by"})
     _check_output(form, out, source)
-    diagnosis = diagnose_with_progress(source, {**options, "shuffle": False}, console)
+    diagnosis = diagnose_with_progress(source, {**options, "shuffle": False})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = allocate(diagnosis, target=name, value=value, **shares)
     for each in caught:
-        console.print(f"warning: {shown(each.message)}", markup=False, highlight=False, soft_wrap=True)
+        say(f"warning: {shown(each.message)}")
     how = {"tail": diagnosis.tail, "group_by": shares["group_by"]}
     text = as_json({"model": diagnosis.model, "tempbalance": __version__, **how, **found.to_dict()})
     if out is not None:
         write_whole(out, f"{text}\n".encode())
-        console.print(f"allocation: {shown(out)}", markup=False, highlight=False, soft_wrap=True)
+        say(f"allocation: {shown(out)}")
     return text if form == "json" else _as_table(found, diagnosis.model)
 
 

@@ -13,7 +13,7 @@ from tempbalance import __version__
 from tempbalance.cli.bench import bench
 from tempbalance.cli.data import data
 from tempbalance.cli.study import study
-from tempbalance.cli.terminal import answered, messages, on_ctrl_c, tell
+from tempbalance.cli.terminal import answered, on_ctrl_c, tell
 from tempbalance.cli.train import CompareCommand, RecipeCommand, compare, train
 
 app = typer.Typer(name="tempbalance", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -102,7 +102,7 @@ def diagnose(
         output = Output(form=form, wide=wide, sort=sort, top=top, html=html, figures=figures)
         which = _scoring(ctx.params)
         how = {"tail": which.pop("tail"), "tail_fraction": which.pop("tail_fraction"), "shuffle": shuffle}
-        run([checkpoint, *(against or [])], output, which, None if list_ else how, console=messages)
+        run([checkpoint, *(against or [])], output, which, None if list_ else how)
 
 
 def _read_fused(given: list[str]) -> dict[str, int]:
@@ -156,9 +156,7 @@ def allocate(
 
         shares = {"by": by, "more_where": more_where, "spread": spread, "lora_alpha": lora_alpha, "group_by": group_by}
         options = _scoring(ctx.params)
-        typer.echo(
-            allocation_text(checkpoint, target, shares=shares, options=options, form=form, out=out, console=messages)
-        )
+        typer.echo(allocation_text(checkpoint, target, shares=shares, options=options, form=form, out=out))
 
 
 @app.command()

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from tempbalance.cli.terminal import on_ctrl_c
+from tempbalance.cli.terminal import messages, on_ctrl_c, say
 from tempbalance.diagnosis.against import movements, to_dict
 from tempbalance.diagnosis.diagnose import Diagnosis, TensorNote, diagnose, list_tensors
 from tempbalance.diagnosis.text import (
@@ -41,16 +41,7 @@ _MOST_REASONS = 12  # shown below a table before the others are only counted
 
 @dataclass(frozen=True)
 class Output:
-    """The form of a diagnosis.
-
-    Attributes:
-        form: ``table``, ``json`` or ``csv``.
-        wide: Whether a table has every column.
-        sort: Value that the rows are sorted by, or ``depth``.
-        top: How many rows are shown; ``None`` for all.
-        html: The page to write.
-        figures: The folder to write charts into.
-    """
+    """The form of a diagnosis, as the options of the command."""
 
     form: Any = "table"
     wide: bool = False
@@ -72,26 +63,10 @@ class Output:
         return bool(self.html or self.figures or self.top or self.wide) or self.sort != "depth"
 
 
-def run(
-    sources: Sequence[str],
-    output: Output,
-    which: Mapping[str, Any],
-    how: Mapping[str, Any] | None,
-    *,
-    console: Console,
-) -> None:
-    """Diagnose checkpoints, or list the tensors of one; print the text, then write page and figures.
+def run(sources: Sequence[str], output: Output, which: Mapping[str, Any], how: Mapping[str, Any] | None) -> None:
+    """Diagnose checkpoints, the earliest first, or list the tensors of one; print the text, then write the files.
 
-    Args:
-        sources: One checkpoint, or several for a series, the earliest first.
-        output: In which form.
-        which: Options of `diagnose` that choose layers.
-        how: The others; ``None`` lists the tensors of the first checkpoint instead.
-        console: Where progress and messages go.
-
-    Raises:
-        CheckpointError: If a checkpoint cannot be read, or none of its layers can be scored.
-        ValueError: If options do not go together, or layers of checkpoints cannot be paired.
+    ``which`` are the options of `diagnose` that choose layers, ``how`` the others; without them tensors are listed.
     """
     if output.html is not None and any(is_same(output.html, source) for source in sources):
         raise ValueError(f"html must be another file than the checkpoint {str(output.html)!r}")
@@ -104,13 +79,14 @@ def run(
     if output.html is not None or output.figures is not None:
         with on_ctrl_c(signal.SIG_DFL):
             import_module("tempbalance.report.diagnosis")  # a missing extra is an error before the work, not after
-    diagnoses = [diagnose_with_progress(source, {**which, **how}, console) for source in sources]
+    diagnoses = [diagnose_with_progress(source, {**which, **how}) for source in sources]
     for each in diagnoses:
-        _check_judged(each)
+        if not each.judged:
+            raise CheckpointError(f"{short(each.model)}: {each.why_none_is_scored()}")
     if len(diagnoses) > 1:
         return _print(render_series(diagnoses, output.form))
     _print(render(diagnoses[0], output), is_coloured=output.form == "table")
-    _write(diagnoses[0], output, console)
+    _write(diagnoses[0], output)
 
 
 def _print(text: str, *, is_coloured: bool = False) -> None:
@@ -128,10 +104,10 @@ def is_same(page: Path, source: str) -> bool:
     return page.samefile(source) or page.resolve().is_relative_to(Path(source).resolve())
 
 
-def diagnose_with_progress(source: str, options: Mapping[str, Any], console: Console) -> Diagnosis:
+def diagnose_with_progress(source: str, options: Mapping[str, Any]) -> Diagnosis:
     """Diagnose behind a progress bar, and print the notes about the file."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal) as bar:
         task = bar.add_task(short(Path(source).name).replace("[", "("), total=None)
 
         def progress(num_done: int, num_all: int) -> None:
@@ -139,28 +115,17 @@ def diagnose_with_progress(source: str, options: Mapping[str, Any], console: Con
 
         def stop(*_: object) -> None:  # without waiting for solves under way; nothing is being written meanwhile
             bar.stop()
-            _say(console, "stopped")
+            say("stopped")
             os._exit(130)
 
         with on_ctrl_c(stop):
             diagnosis = diagnose(source, **options, progress=progress)
     for note in diagnosis.notes:
-        _say(console, f"{short(diagnosis.model)}: {short(note, 300)}")
+        say(f"{short(diagnosis.model)}: {short(note, 300)}")
     return diagnosis
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _check_judged(diagnosis: Diagnosis) -> None:
-    """Refuse a checkpoint of which no layer has a verdict."""
-    if diagnosis.judged:
-        return
-    raise CheckpointError(f"{short(diagnosis.model)}: {diagnosis.why_none_is_scored()}")
-
-
-def _write(diagnosis: Diagnosis, output: Output, console: Console) -> None:
+def _write(diagnosis: Diagnosis, output: Output) -> None:
     """Write the page and the figures that were asked for."""
     about = {"model": diagnosis.model, "tail": diagnosis.tail}
     if output.html is not None:
@@ -169,14 +134,14 @@ def _write(diagnosis: Diagnosis, output: Output, console: Console) -> None:
         with on_ctrl_c(signal.SIG_DFL):
             page = diagnosis_page(diagnosis.diagnoses, **about, summary=diagnosis.summary())
         write_whole(output.html, page.encode())
-        _say(console, f"page: {shown(output.html)}")
+        say(f"page: {shown(output.html)}")
     if output.figures is not None:
         from tempbalance.report import diagnosis_charts, save_figures
 
         with on_ctrl_c(signal.SIG_DFL):
             paths = save_figures(diagnosis_charts(diagnosis.diagnoses, **about), output.figures)
         for path in paths:
-            _say(console, f"figure: {shown(path)}")
+            say(f"figure: {shown(path)}")
 
 
 def render(diagnosis: Diagnosis, output: Output) -> str:
@@ -221,12 +186,7 @@ def _summary(diagnosis: Diagnosis) -> list[str]:
 
 
 def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
-    """Return checkpoints side by side.
-
-    Args:
-        diagnoses: Diagnoses of at least two checkpoints, the earliest first.
-        form: ``table``, ``json`` or ``csv``.
-    """
+    """Return at least two checkpoints side by side, the earliest first."""
     if form == "json":
         return as_json(to_dict(diagnoses))
     models = [short(each.model) for each in diagnoses]

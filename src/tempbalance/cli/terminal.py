@@ -53,11 +53,7 @@ def wide_output(width: int = 240) -> Console:
 
 
 def out_folder(given: str | None, default: Path) -> Path:
-    """Return the folder of ``--out``.
-
-    Raises:
-        ValueError: If it is empty or a file.
-    """
+    """Return the folder of ``--out``."""
     if given is not None and not given.strip():
         raise ValueError(f"out must be a folder, got {given!r}")
     folder = default if given is None else Path(given)
@@ -103,11 +99,7 @@ def on_ctrl_c(handler: Any) -> Iterator[None]:
 
 @contextmanager
 def answered(extra: str = "report") -> Iterator[None]:
-    """Turn an error into one line and an exit code, and print warnings as lines.
-
-    Args:
-        extra: Extra of pyproject.toml that has the packages of the command.
-    """
+    """Turn an error into one line and an exit code, and print warnings as lines; ``extra`` has missing packages."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: say(f"warning: {message}")

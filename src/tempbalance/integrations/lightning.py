@@ -5,7 +5,6 @@ A module that you can change needs no callback: return TempBalance from ``config
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any, Literal
 
@@ -16,13 +15,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from tempbalance.errors import check_count
-from tempbalance.integrations.logs import MAX_LAYERS, LayerLog, table_text
+from tempbalance.integrations.logs import MAX_LAYERS, LayerLog, log_table, table_text
 from tempbalance.integrations.options import check_options
 from tempbalance.optim.param_groups import LABEL, split_param_groups
 from tempbalance.optim.scheduler import TempBalance
 from tempbalance.optim.state import is_state
 
-_log = logging.getLogger("tempbalance")
 _COUNTED = ("interval", "start", "stop")
 
 
@@ -92,7 +90,7 @@ class TempBalanceCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the last table, also to loggers that accept text."""
         for scheduler in self.schedulers if trainer.is_global_zero else ():
-            _log.info("layers at the end of the training\n%s", scheduler.table())
+            log_table(scheduler)
             for logger in trainer.loggers:
                 if callable(add_text := getattr(getattr(logger, "experiment", None), "add_text", None)):
                     add_text("tempbalance/table", table_text(scheduler), trainer.global_step)
@@ -101,8 +99,12 @@ class TempBalanceCallback(Callback):
         configs, model = trainer.strategy.lr_scheduler_configs, _balanced_model(trainer, pl_module)
         for optimizer in trainer.optimizers:
             config = _config_of(optimizer, configs)
-            if config is None:
-                _check_is_stepped(pl_module, optimizer)
+            if config is None and not pl_module.automatic_optimization:
+                raise ValueError(
+                    f"{type(optimizer).__name__} has no scheduler, and the module uses manual optimization, so nothing "
+                    "steps TempBalance: return a scheduler with it, such as LambdaLR(optimizer, lambda step: 1.0), and "
+                    "step that"
+                )
             schedule: Any = None if config is None else config.scheduler
             split_param_groups(optimizer, model, schedulers=[] if schedule is None else [schedule])
             options = self.options
@@ -184,11 +186,3 @@ def _config_of(optimizer: Optimizer, configs: list[LRSchedulerConfig]) -> LRSche
             f"{type(optimizer).__name__} has {len(own)} schedulers: return one, such as a ChainedScheduler of them"
         )
     return own[0] if own else None
-
-
-def _check_is_stepped(module: LightningModule, optimizer: Optimizer) -> None:
-    if not module.automatic_optimization:
-        raise ValueError(
-            f"{type(optimizer).__name__} has no scheduler, and the module uses manual optimization, so nothing steps "
-            "TempBalance: return a scheduler with it, such as LambdaLR(optimizer, lambda step: 1.0), and step that"
-        )

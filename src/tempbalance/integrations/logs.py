@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from tempbalance.optim.param_groups import LABEL
 from tempbalance.optim.scheduler import TempBalance
 from tempbalance.ranking.table import LayerRow
@@ -61,6 +63,10 @@ class LayerLog:
         if (spending := scheduler.spending()) is not None:
             values |= {"tempbalance/share": spending.share, "tempbalance/oldest": float(spending.oldest)}
         return values
+
+
+def log_table(scheduler: TempBalance) -> None:
+    logging.getLogger("tempbalance").info("layers at the end of the training\n%s", scheduler.table())
 
 
 def table_text(scheduler: TempBalance) -> str:

@@ -6,7 +6,6 @@ Saving, resuming, warm-up and gradient accumulation are the Trainer's.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer import SCHEDULER_NAME
 
-from tempbalance.integrations.logs import MAX_LAYERS, LayerLog, table_text
+from tempbalance.integrations.logs import MAX_LAYERS, LayerLog, log_table, table_text
 from tempbalance.integrations.options import check_options
 from tempbalance.optim.param_groups import split_param_groups
 from tempbalance.optim.scheduler import TempBalance
 from tempbalance.optim.state import is_state
-
-_log = logging.getLogger("tempbalance")
 
 
 class TempBalanceMixin:
@@ -125,7 +122,7 @@ class LayerLogCallback(TrainerCallback):
         if "train_runtime" in (logs or {}):
             values["tempbalance"] = table_text(scheduler)
             if state.is_world_process_zero:
-                _log.info("layers at the end of the training\n%s", scheduler.table())
+                log_table(scheduler)
         for reporter in self.callbacks if values else ():
             if isinstance(reporter, tuple(INTEGRATION_TO_CALLBACK.values())):
                 reporter.on_log(args, state, control, logs=dict(values), **kwargs)

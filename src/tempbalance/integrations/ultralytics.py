@@ -6,17 +6,15 @@ layer only while the optimizer steps: each part then has its group's learning ra
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
 
+from tempbalance.integrations.logs import log_table
 from tempbalance.integrations.options import ScalesAlone
 from tempbalance.optim.param_groups import LABEL, param_groups
 from tempbalance.optim.scheduler import TempBalance
-
-_log = logging.getLogger("tempbalance")
 
 Group = dict[str, Any]
 
@@ -83,7 +81,7 @@ class UltralyticsBalance:
 
     def on_train_end(self, trainer: Any) -> None:
         assert self.scheduler is not None, "on_train_start was not called"
-        _log.info("layers at the end of the training\n%s", self.scheduler.table())
+        log_table(self.scheduler)
 
     def restore(self, trainer: Any = None) -> None:
         """Remove the hooks, so that the optimizer steps at its own learning rates."""
