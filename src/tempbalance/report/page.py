@@ -35,11 +35,7 @@ class Column(NamedTuple):
 
 def render(template: str, *, title: str, charts: Mapping[str, alt.TopLevelMixin], **content: Any) -> str:
     """Return a page with charts by name, from a file in ``templates`` and further values for it."""
-    import vl_convert
-
-    # Vega, Vega-Lite and Vega-Embed, with Vega's interpreter of expressions
-    vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
-    scripts = [vega, _file("page.js")]
+    scripts = [_vega(), _file("page.js")]
     look = {"background": "transparent", "font": "system-ui, sans-serif"}
     found = {name: chart.to_dict() for name, chart in charts.items()}
     specs = json_block({name: {**spec, "config": spec["config"] | look} for name, spec in found.items()})
@@ -61,6 +57,14 @@ def _templates() -> Environment:
     templates = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
     templates.filters["short"] = short
     return templates
+
+
+@cache
+def _vega() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed, with Vega's interpreter of expressions."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
 
 
 def _file(name: str) -> str:
