@@ -47,11 +47,7 @@ class BusyRunError(RunFolderError):
 
 
 class RunFolder:
-    """The files of one run.
-
-    Args:
-        path: The folder; created by the first write.
-    """
+    """The files of one run; the folder is created by the first write."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -98,12 +94,21 @@ class RunFolder:
 
     def _log(self, name: str) -> list[Line]:
         """Return the lines of a log; refuse a log that was changed or removed after the run was complete."""
-        path = self.path / name
-        content = _read_bytes(path) if path.exists() else b""
+        path, content = self.path / name, self._content(name)
         signature = (_read_json(self.path / "result.json") or {}).get(_SIGNATURE)
         if isinstance(signature, dict) and signature.get(name, _digest(content)) != _digest(content):
             raise RunFolderError(f"{path}: was changed or removed after the run was complete")
-        return _lines(content, path)
+        found = []
+        for number, text in enumerate(content.rpartition(b"\n")[0].splitlines(), 1):  # a kill may cut off the last
+            line = _parse(text, where := f"{path}, line {number}")
+            if not isinstance(line.get("epoch"), int):
+                raise RunFolderError(f"{where}: must have an epoch, got {str(line)[:80]}")
+            found.append(line)
+        return found
+
+    def _content(self, name: str) -> bytes:
+        path = self.path / name
+        return _read_bytes(path) if path.exists() else b""
 
     def check_logs(self) -> None:
         """Read all logs, which raises for one that was changed or removed after the run was complete."""
@@ -137,23 +142,14 @@ class RunFolder:
 
     def marks(self) -> dict[str, list[Any]]:
         """Return the size and the checksum of each log, for `rewind`."""
-        contents = {name: _read_bytes(path) if (path := self.path / name).exists() else b"" for name in LOGS}
+        contents = {name: self._content(name) for name in LOGS}
         return {name: [len(content), _digest(content)] for name, content in contents.items()}
 
     def rewind(self, marks: Mapping[str, Sequence[Any]], *, only_check: bool = False) -> None:
-        """Truncate the logs to earlier sizes, for epochs that will be trained again.
-
-        Args:
-            marks: Earlier result of `marks`; a log without a mark is emptied.
-            only_check: Change nothing.
-
-        Raises:
-            RunFolderError: If a log was changed before its mark.
-        """
+        """Truncate the logs to earlier `marks`, for epochs that will be trained again; a log without one is emptied."""
         for name in LOGS:
             size, digest = marks.get(name, (0, _digest(b"")))
-            path = self.path / name
-            content = _read_bytes(path) if path.exists() else b""
+            path, content = self.path / name, self._content(name)
             if _digest(content[:size]) != digest:
                 raise RunFolderError(
                     f"{path}: was changed or removed since the checkpoint was written: put it back, or remove the "
@@ -163,12 +159,7 @@ class RunFolder:
                 write_whole(path, content[:size])
 
     def save_checkpoint(self, content: Line, *, keep: bool = False) -> None:
-        """Replace the checkpoint.
-
-        Args:
-            content: Tensors and plain values, among them ``epoch``.
-            keep: Whether to keep a copy named after the epoch.
-        """
+        """Replace the checkpoint, and with ``keep`` write a copy named after the epoch."""
         if keep:
             write_signed(self.path / f"epoch-{content['epoch']}.ckpt", content)
         write_signed(self.path / "last.ckpt", content)
@@ -183,11 +174,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for training, and remove files that a killed process left half written.
-
-        Raises:
-            BusyRunError: If another process trains in the folder.
-        """
+        """Lock the folder for training, and remove files that a killed process left half written."""
         self.path.mkdir(parents=True, exist_ok=True)
         if (lock := take_lock(self.path / "run.lock", patience=0.5)) is None:
             raise BusyRunError(f"another process trains in {self.path}")
@@ -203,9 +190,7 @@ class RunFolder:
 def take_lock(path: Path, *, patience: float = 0) -> BaseFileLock | None:
     """Take a file lock, held until it is released or this process ends; ``None`` if another process has it.
 
-    Args:
-        path: The lock file, which is created if missing and always empty.
-        patience: Seconds to wait, because `is_locked` takes the lock for a moment.
+    ``patience`` is in seconds, because `is_locked` takes the lock for a moment.
     """
     from filelock import FileLock, Timeout
 
@@ -243,9 +228,6 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces a path once it is flushed to disk; after an error the old file stays.
 
     Files that killed processes left half written are removed when they are an hour old.
-
-    Raises:
-        OSError: If the path is not a regular file.
     """
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is not a regular file: it is not replaced")
@@ -308,11 +290,7 @@ def write_signed(path: Path, content: Any) -> None:
 
 
 def read_signed(path: Path) -> Any:
-    """Return the tensors, on the CPU, and values of a signed file.
-
-    Raises:
-        RunFolderError: If the checksum is wrong.
-    """
+    """Return the tensors, on the CPU, and values of a signed file whose checksum is right."""
     import torch
 
     content = _read_bytes(path)
@@ -343,17 +321,6 @@ def _read_bytes(path: Path) -> bytes:
     if not path.is_file():
         raise RunFolderError(f"{path}: must be a regular file")
     return path.read_bytes()
-
-
-def _lines(content: bytes, path: Path) -> list[Line]:
-    """Return the lines of a log, without a last line that a kill cut off."""
-    found = []
-    for number, text in enumerate(content.rpartition(b"\n")[0].splitlines(), 1):
-        line = _parse(text, where := f"{path}, line {number}")
-        if not isinstance(line.get("epoch"), int):
-            raise RunFolderError(f"{where}: must have an epoch, got {str(line)[:80]}")
-        found.append(line)
-    return found
 
 
 def _parse(text: bytes, where: str) -> Line:

@@ -49,13 +49,7 @@ def scheduler_options(recipe: BalancingRecipe) -> dict[str, Any]:
 class BalancedTraining(Training[B]):
     """A training with one param group a layer, driven by `tempbalance.TempBalance` if layers are scored.
 
-    Args:
-        recipe: What to train.
-        network: With fresh weights.
-        optimizer: Makes the optimizer of param groups.
-        schedule: Makes the base schedule of the optimizer.
-        fabric: Gives device, precision and processes.
-        interval: Between scorings, in place of the recipe's.
+    ``interval`` is between scorings, in place of the recipe's.
     """
 
     def __init__(
@@ -86,14 +80,9 @@ class BalancedTraining(Training[B]):
 
     @abstractmethod
     def evaluate(self) -> Line:
-        """Return the metrics of the network as it is.
-
-        Raises:
-            TrainingError: If a number is not finite.
-        """
+        """Return the metrics of the network as it is."""
 
     def training_metrics(self, losses: list[float]) -> Line:
-        """Return an epoch's metrics of training."""
         return {"train_loss": fmean(losses)}
 
     def after_step(self) -> None:
@@ -103,11 +92,6 @@ class BalancedTraining(Training[B]):
         """Run after an epoch and its evaluation."""
 
     def epoch(self, number: int) -> Epoch:
-        """Train an epoch, then evaluate.
-
-        Raises:
-            TrainingError: If the loss or a number of the evaluation is not finite, or layers cannot be scored.
-        """
         self.number, self.step_lines = number, []
         rates = [float(rate) for rate in self.scheduler.get_last_lr()]
         started, balanced = time.monotonic(), sum(self.timings["balancing"])
@@ -118,9 +102,8 @@ class BalancedTraining(Training[B]):
             self.after_step()
         self.losses += self.read_losses()
         self.timings["epoch"].append(time.monotonic() - started - (sum(self.timings["balancing"]) - balanced))
-        self.metrics = {"epoch": number, "lr_min": min(rates), "lr_max": max(rates)} | self.training_metrics(
-            self.losses
-        )
+        self.metrics = {"epoch": number, "lr_min": min(rates), "lr_max": max(rates)}
+        self.metrics |= self.training_metrics(self.losses)
         self.model.eval()
         with torch.no_grad():
             self.metrics |= self.evaluate()
@@ -129,26 +112,17 @@ class BalancedTraining(Training[B]):
         return Epoch(self.metrics, layers, self.step_lines)
 
     def first_lines(self) -> list[Line]:
-        """Return a line for each layer scored before training."""
         return self.layer_lines(0)
 
     def balance(self, call: Callable[[], None]) -> None:
-        """Balance and record the time.
-
-        Raises:
-            TrainingError: If a loss is not finite or layers cannot be scored.
-        """
+        """Balance and record the time."""
         self.losses += self.read_losses()
         started = time.monotonic()
         self.advance(call)
         self.timings["balancing"].append(time.monotonic() - started)
 
     def advance(self, call: Callable[[], None]) -> None:
-        """Call the scheduler.
-
-        Raises:
-            TrainingError: If layers cannot be scored.
-        """
+        """Call the scheduler, unless layers cannot be scored."""
         try:
             call()
         except tempbalance.TempBalanceError as err:
@@ -165,11 +139,9 @@ class BalancedTraining(Training[B]):
         return {**super().stateful(), "scheduler": self.scheduler}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that training needs to go on."""
         return {**super().state_dict(), "timings": self.timings}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         super().load_state_dict(state)
         self.timings = state["timings"]
 
@@ -200,14 +172,7 @@ class BalancedTraining(Training[B]):
 
 
 class IterationsTraining(BalancedTraining[I]):
-    """Training by iterations under a cosine; an epoch lasts until the next evaluation.
-
-    Args:
-        recipe: What to train.
-        network: With fresh weights.
-        optimizer: Makes the optimizer of param groups.
-        fabric: Gives device, precision and processes.
-    """
+    """Training by iterations under a cosine; an epoch lasts until the next evaluation."""
 
     def __init__(
         self,
@@ -220,12 +185,10 @@ class IterationsTraining(BalancedTraining[I]):
         super().__init__(recipe, network, optimizer, self.schedule, fabric, interval=self.interval)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        """Return the base schedule."""
         return CosineAnnealingLR(optimizer, T_max=self.recipe.iterations)
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the whole run."""
         return self.recipe.iterations
 
     def batches(self, number: int) -> range:

@@ -29,13 +29,9 @@ class DownloadError(OSError):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to download.
+    """A file to download: its path inside the cache folder, and addresses in the order in which they are tried.
 
-    Attributes:
-        name: Path inside the cache folder.
-        urls: Addresses, in the order in which they are tried.
-        md5: Checksum of the file.
-        sha256: Checksum in place of ``md5``, for a file that is executed.
+    A file that is executed has ``sha256`` in place of ``md5``.
     """
 
     name: str
@@ -51,13 +47,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class RemoteData:
-    """A dataset to download.
-
-    Attributes:
-        files: Its files.
-        licence: The terms of use, or where to read about them.
-        num_bytes: Size of the files and of their decoded form if the cache folder keeps one.
-    """
+    """A dataset to download; ``num_bytes`` counts the decoded form too if the cache folder keeps one."""
 
     files: tuple[RemoteFile, ...]
     licence: str
@@ -98,12 +88,7 @@ def is_fetched(name: str, *, cache: Path | None = None) -> bool:
 
 
 def fetch_data(name: str, *, cache: Path | None = None, progress: bool = True) -> list[Path]:
-    """Download the files of a dataset that the cache folder lacks, and return their paths.
-
-    Raises:
-        ValueError: If the dataset is unknown.
-        DownloadError: If a file cannot be downloaded.
-    """
+    """Download the files of a dataset that the cache folder lacks, and return their paths."""
     return [fetch(file, cache=cache, progress=progress) for file in find_data(name).files]
 
 
@@ -124,15 +109,6 @@ def fetch(file: RemoteFile, *, cache: Path | None = None, progress: bool = True)
     Bytes are collected in ``<name>.part``. An interrupted download resumes from there if the server supports it, and
     otherwise starts again. The file gets its name only if its checksum is right; wrong bytes are deleted. Other
     processes that need the same file wait.
-
-    Args:
-        file: File to download.
-        cache: The cache folder; see `cache_folder`.
-        progress: Show a progress bar on stderr.
-
-    Raises:
-        DownloadError: If no address gave the right bytes; the message has the failure of each.
-        OSError: If the cache folder cannot be written.
     """
     import pooch
     from filelock import FileLock
@@ -223,8 +199,7 @@ def _request(url: str, *, offset: int) -> Response:
 def read_archive(path: Path, *patterns: str) -> dict[str, bytes]:
     """Return the files in a tar or zip archive whose names match a pattern, sorted by name.
 
-    Raises:
-        ValueError: If the archive is damaged, or any member is a link or a device or lies outside the folder.
+    Damaged archives, and those with a member that is a link or a device or lies outside the folder, are refused.
     """
     read = _read_zip if zipfile.is_zipfile(path) else _read_tar
     try:

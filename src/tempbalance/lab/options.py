@@ -128,34 +128,30 @@ Place = Annotated[str, Rule("a name or a path", bool), AfterValidator(lambda val
 Seed = Annotated[
     int,
     Rule("a whole number from 0 to 2**64 - 1", lambda value: 0 <= value < 2**64),
-    Field(description="Seed of all randomness."),
+    "Seed of all randomness.",
 ]
-Epochs = Annotated[Count, Field(description="Number of epochs.")]
-LearningRate = Annotated[Number, Field(gt=0, le=1e30, description="Initial learning rate.")]
-BatchSize = Annotated[Count, Field(description="Examples per optimizer step, over all devices.")]
-WeightDecay = Annotated[NotNegative, Field(description="Weight decay of the optimizer.")]
+Epochs = Annotated[Count, "Number of epochs."]
+LearningRate = Annotated[Number, Field(gt=0, le=1e30), "Initial learning rate."]
+BatchSize = Annotated[Count, "Examples per optimizer step, over all devices."]
+WeightDecay = Annotated[NotNegative, "Weight decay of the optimizer."]
 Betas = Annotated[
     Pair,
     Rule("two numbers, at least 0 and below 1", lambda value: all(0 <= each < 1 for each in value)),
-    Field(description="Decay rates of Adam's two averages."),
+    "Decay rates of Adam's two averages.",
     METHOD,
 ]
-Epsilon = Annotated[Number, Field(gt=0, le=1, description="Adam's epsilon."), METHOD]
-Iterations = Annotated[Count, Field(description="Number of optimizer steps.")]
-IterationInterval = Annotated[Count, Field(description="Iterations between balancings."), BALANCING]
-EvaluateEvery = Annotated[
-    Count, Field(description="Iterations between evaluations, each of which ends an epoch of the logs.")
-]
-ScoreBaseline = Annotated[
-    bool, Field(description="Score the layers of a method that does not balance, for layers.jsonl."), BALANCING
-]
-Start = Annotated[int, Field(ge=0, le=10**9, description="Epochs before the first scoring."), BALANCING]
-Limit = Annotated[Count | None, Field(description="Train and test on at most this many images each.")]
-TestLimit = Annotated[Count | None, Field(description="Test on at most this many images. Default: the value of limit.")]
+Epsilon = Annotated[Number, Field(gt=0, le=1), "Adam's epsilon.", METHOD]
+Iterations = Annotated[Count, "Number of optimizer steps."]
+IterationInterval = Annotated[Count, "Iterations between balancings.", BALANCING]
+EvaluateEvery = Annotated[Count, "Iterations between evaluations, each of which ends an epoch of the logs."]
+ScoreBaseline = Annotated[bool, "Score the layers of a method that does not balance, for layers.jsonl.", BALANCING]
+Start = Annotated[int, Field(ge=0, le=10**9), "Epochs before the first scoring.", BALANCING]
+Limit = Annotated[Count | None, "Train and test on at most this many images each."]
+TestLimit = Annotated[Count | None, "Test on at most this many images. Default: the value of limit."]
 ScaleRange = Annotated[
     Pair,
     Rule("two numbers with 0 < low <= high <= 1e6", lambda value: 0 < value[0] <= value[1] <= 1e6),
-    Field(description="Smallest and largest scale of a balanced method."),
+    "Smallest and largest scale of a balanced method.",
     BALANCING,
 ]
 DecayRange = Annotated[

@@ -127,7 +127,8 @@ class BaseRecipe(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         for field in cls.model_fields.values():
-            field.description = next((each for each in field.metadata if isinstance(each, str)), field.description)
+            for text in (each for each in field.metadata if isinstance(each, str)):
+                field.description = text  # the last, of those of an option and of its type
 
     def __init__(self, **options: Any) -> None:
         try:
