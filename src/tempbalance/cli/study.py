@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from tempbalance.cli.terminal import Terminal, answered, messages, out_folder, say, stoppable, tell, wide_output
-from tempbalance.cli.train import CONTROLS_HELP, CheckpointEvery, KeepCheckpoints, Speed, kept_and_fast
+from tempbalance.cli.train import CONTROLS_HELP, CheckpointEvery, KeepCheckpoints, Speed, run_settings
 from tempbalance.runlog import write_whole
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def list_() -> None:
 
 @study.command()
 def run(
+    ctx: typer.Context,
     names: _Names,
     preset: _Preset = "laptop",
     only: _Only = None,
@@ -127,20 +128,18 @@ def run(
         from tempbalance.lab.study import jobs_of_all, totals_text
         from tempbalance.lab.sweep import check_data, check_settings, raise_failures, train_all, unfit
 
-        more = kept_and_fast(speed, checkpoint_every, keep_checkpoints)
-        check_settings(device, precision, more["speed"])
+        settings = run_settings(ctx.params)
+        check_settings(device, precision, settings["speed"])
         studies, size, chosen, folder = _chosen(
             names, preset, only, dataset, out, controls=controls, only_paper=only_paper
         )
         jobs = jobs_of_all(chosen, studies, size, folder)
-        settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
-        settings |= {"log_every": 10, "tensorboard": False, **more}
         on_ray = {"num_cpus": cpus, "address": ray_address, "fetch": fetch} if ray or ray_address else None
         if dry_run:
             _print_plan(studies, size, chosen, folder, _executor(settings, workers, gpus, on_ray), keep_checkpoints)
             return
         check_data(jobs)
-        failures: dict[Job, object] = {**unfit(jobs, precision=precision, speed=more["speed"])}
+        failures: dict[Job, object] = {**unfit(jobs, precision=precision, speed=settings["speed"])}
         folder.mkdir(parents=True, exist_ok=True)
         alone = [each for each in studies if each.is_timed and size.name != "smoke"]
         timed = [job for job in jobs_of_all(chosen, alone, size, folder) if job not in failures]

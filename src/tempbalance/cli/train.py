@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional, Union
 
@@ -126,10 +127,17 @@ KeepCheckpoints = Annotated[
 ]
 
 
-def kept_and_fast(speed: str, checkpoint_every: float, keep_checkpoints: bool) -> dict[str, Any]:
-    """Return the settings of speed and of checkpoints."""
-    speeds = [name.strip() for name in speed.split(",") if name.strip()]
-    return {"speed": speeds, "checkpoint_every": checkpoint_every, "keep_checkpoints": keep_checkpoints}
+_SETTINGS = (
+    "device", "devices", "num_nodes", "precision", "threads", "log_every", "tensorboard", "checkpoint_every",
+    "keep_checkpoints",
+)  # fmt: skip
+
+
+def run_settings(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `tempbalance.lab.train.train` among the flags of a command."""
+    found = {name: params[name] for name in _SETTINGS if name in params}
+    speeds = [name.strip() for name in params["speed"].split(",") if name.strip()]
+    return {**found, "cache": params["cache"] and str(params["cache"]), "speed": speeds}
 
 
 def train(
@@ -163,20 +171,7 @@ def train(
 
         for doubt in doubts(ctx.obj, [chosen]) if isinstance(chosen, ImageRecipe) else ():
             say(f"warning: {doubt}")
-        result = train_recipe(
-            chosen,
-            folder,
-            cache=cache,
-            threads=threads,
-            console=messages,
-            log_every=log_every,
-            tensorboard=tensorboard,
-            device=device,
-            devices=devices,
-            num_nodes=num_nodes,
-            precision=precision,
-            **kept_and_fast(speed, checkpoint_every, keep_checkpoints),
-        )
+        result = train_recipe(chosen, folder, console=messages, **run_settings(ctx.params))
         if result is not None:
             value, time = chosen.measure.text(result[chosen.measure.name]), seconds_text(result["seconds"])
             name = f"best_{chosen.measure.name.removeprefix('test_')}"
@@ -217,15 +212,7 @@ def compare(
 ) -> None:
     """Train several methods with the same seeds, and test the differences."""
     with answered("lab"), stoppable():
-        from tempbalance.lab.compare import (
-            comparison_table,
-            doubts,
-            headline,
-            plan,
-            summarize,
-            verdict,
-            write_comparison,
-        )
+        from tempbalance.lab import compare as lab
         from tempbalance.lab.executors.local import local_pool
         from tempbalance.lab.jobs import Job
         from tempbalance.lab.recipe import read_recipe
@@ -235,19 +222,17 @@ def compare(
         given = {**(read_recipe(recipe) if recipe else {}), **ctx.obj}
         if given.pop("kind", "images") != "images":
             raise ValueError(f"compare trains images: {recipe} must be a recipe of them")
-        recipes = plan(given, [name.strip() for name in methods.split(",")], SEEDS[:seeds], controls=controls)
+        recipes = lab.plan(given, [name.strip() for name in methods.split(",")], SEEDS[:seeds], controls=controls)
         folder = out_folder(out, Path("runs"))
         jobs = [Job(each, folder / each.name) for each in recipes]
-        more = kept_and_fast(speed, checkpoint_every, keep_checkpoints)
-        check_all(jobs, precision=precision, speed=more["speed"])
-        for line in (headline(recipes), *(f"warning: {doubt}" for doubt in doubts(given, recipes))):
+        settings = run_settings(ctx.params)
+        check_all(jobs, precision=precision, speed=settings["speed"])
+        for line in (lab.headline(recipes), *(f"warning: {doubt}" for doubt in lab.doubts(given, recipes))):
             say(line)
-        settings = {"device": device, "precision": precision, "threads": threads, "cache": cache and str(cache)}
-        settings |= {"log_every": log_every, "tensorboard": tensorboard, **more}
         raise_failures(train_all(jobs, local_pool(settings, num_workers=workers), messages, stop_at_failure=True))
-        comparisons = summarize(recipes, folder)
-        write_comparison(comparisons, recipes, folder)
-        Terminal().print(comparison_table(comparisons))
+        comparisons = lab.summarize(recipes, folder)
+        lab.write_comparison(comparisons, recipes, folder)
+        Terminal().print(lab.comparison_table(comparisons))
         (page,) = write_runs([folder / each.name for each in recipes], folder / "report.html")
-        for sentence in (*verdict(comparisons), f"The runs are in {folder}, with a page about them: {page}"):
+        for sentence in (*lab.verdict(comparisons), f"The runs are in {folder}, with a page about them: {page}"):
             tell(sentence)

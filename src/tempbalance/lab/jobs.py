@@ -91,16 +91,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended its work on a job.
-
-    Attributes:
-        job: The job.
-        state: ``done``; ``failed``, with a traceback in the folder; ``retry`` after a transient failure; ``busy`` if
-            another process trains the job; ``died`` if the process died.
-        message: Message of the process.
-    """
+    """How a process ended its work on a job, with its message."""
 
     job: Job
+    # failed has a traceback in the folder, retry is after a transient failure; busy: another process trains the job
     state: Literal["done", "failed", "retry", "busy", "died"]
     message: str = ""
 

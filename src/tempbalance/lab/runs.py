@@ -192,13 +192,8 @@ class Epoch:
 class Recorder:
     """Writes a run's epochs into its folder, and finds where an interrupted run stands.
 
-    Args:
-        run: The folder.
-        recipe: What is trained.
-        say: Is given sentences for a person.
-        is_writer: Whether this process writes; the others of a distributed run only read.
-        every: Seconds between checkpoints; the last epoch always has one.
-        keep_checkpoints: Keep all checkpoints, and the optimizer's state of a complete run.
+    Of the processes of a distributed run only the first is the writer. A checkpoint is written after ``every`` seconds
+    and after the last epoch; ``keep_checkpoints`` keeps all, and the optimizer's state of a complete run.
     """
 
     def __init__(
@@ -240,13 +235,7 @@ class Recorder:
         return dict(content["training"])
 
     def begin(self, made_with: Line, layers: Sequence[Line] = (), *, packages: Mapping[str, str] | None = None) -> None:
-        """Start the logs of a run.
-
-        Args:
-            made_with: The rest of ``recipe.json``: ``data``, ``precision``, ``devices``.
-            layers: Lines about the layers before training, with epoch 0.
-            packages: Versions of more packages.
-        """
+        """Start the logs of a run; ``made_with`` is the rest of ``recipe.json``, ``layers`` are lines with epoch 0."""
         if self.is_writer:
             noted = {"recipe": recipe_dict(self.recipe), "versions": {**versions(), **(packages or {})}}
             with self._writing("the recipe"):

@@ -136,15 +136,9 @@ def sweep(
     """Train jobs until each is complete or has failed; return those that failed, with what they said.
 
     A job is claimed before it is started, so that of several sweeps over the same folders one trains it and the others
-    take the next one, or wait for it when there is none.
-
-    Args:
-        jobs: What to train; those that are complete are left as they are.
-        executor: Trains them; it is closed at the end, whatever happens.
-        view: Shows the progress.
-        retries: How often to restart a job that dies, or fails for a reason that may pass, in the same epoch; after
-            such a failure at most as often as `RETRIES` says, with pauses.
-        stop_at_failure: End at the first failure.
+    take the next one, or wait for it when there is none. A job that dies, or fails for a reason that may pass, is
+    restarted at most ``retries`` times in the same epoch, after such a failure as often as `RETRIES` says and after
+    pauses. The executor is closed at the end, whatever happens.
     """
     going = _Sweep(jobs, executor, view, retries)
     try:

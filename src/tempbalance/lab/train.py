@@ -178,30 +178,15 @@ def train(
     keep_checkpoints: bool = False,
     kind: Any = None,
 ) -> Line | None:
-    """Train a recipe of any kind to its end, from where the folder stands.
+    """Train a recipe of any kind to its end, from where the folder stands; return the result in the first process.
 
-    Args:
-        recipe: What to train.
-        folder: Folder of the run. A folder with this recipe is resumed.
-        console: Where it says how it goes, warnings included; ``None`` for nowhere.
-        device: Fabric's accelerator.
-        devices: How many a machine. One process trains on each; this one starts the others.
-        num_nodes: How many machines; the same command is started on each, with Lightning's environment variables.
-        precision: Fabric's precision; bf16-mixed is autocast. A resumed run keeps its precision.
-        speed: Some of `SPEEDS`, which move results by rounding errors: weights in channels_last order, torch's fused
-            optimizers, torch.compile. A resumed run keeps its options.
-        threads: How many torch may use; ``None`` for its own choice.
-        cache: Where downloads are kept.
-        log_every: Steps between two readings of the loss, where a terminal or TensorBoard shows it.
-        tensorboard: Whether to write TensorBoard logs into the folder.
-        checkpoint_every: Seconds between checkpoints.
-        keep_checkpoints: Keep all checkpoints, and the optimizer's state of a complete run.
-        kind: The module of the recipe's kind, by default the known one: ``check(recipe, data, num_processes)``, if
-            there is one, refuses data that do not fit, ``build(recipe, data, fabric)`` gives the `Training`. Detection
-            has ``train_on_ultralytics`` in their place.
+    Device, devices, machines and precision are Fabric's; ``speed`` has some of `SPEEDS`, which move results by rounding
+    errors. A resumed run keeps its precision and speed. One process trains on each device, and this one starts the
+    others of its machine. The loss is read every ``log_every`` steps where a terminal or TensorBoard shows it, and a
+    checkpoint written every ``checkpoint_every`` seconds. Warnings go to the console too; ``None`` is nowhere.
 
-    Returns:
-        The run's result; ``None`` in all processes of several but the first.
+    ``kind`` stands in for the module of the recipe's kind: ``check(recipe, data, num_processes)``, if there is one,
+    refuses data that do not fit, and ``build(recipe, data, fabric)`` gives the `Training`.
 
     Raises:
         ValueError: If the recipe does not fit the data or the devices, or a setting cannot be used.

@@ -234,18 +234,11 @@ _pools: dict[str, Pool] = {}
 def train_run(
     job: Job, settings: Settings, directory: Path, copy: tuple[Files, str] | None, every: float
 ) -> Iterator[Part]:
-    """Train a run on a node.
+    """Train a run on a node; paths are relative to ``directory`` where the node has it.
 
-    Args:
-        job: The run, with its folder on the driver's machine.
-        settings: Settings of the process that trains.
-        directory: Base of relative paths, on a node that has it.
-        copy: Present files of a run that is fetched, and the name of its folder here; ``None`` for a shared folder.
-        every: Seconds between transfers of the files of a running job.
-
-    Yields:
-        An empty part when the node begins, the files of a run that is fetched again and again, and at last how the run
-        ended.
+    ``copy`` has the present files of a run that is fetched, and the name of its folder here; ``None`` is for a folder
+    that is shared. An empty part comes when the node begins, the files of a run that is fetched whenever ``every``
+    seconds have passed, and at last how the run ended.
     """
     import ray
 
