@@ -19,7 +19,13 @@ from tests.cases import assert_carries
 LAPTOP = PRESETS["laptop"]
 STUDY = find_study("assignment")
 OTHERS = ("sqrt", "log2", "step")
-BEST = Better("linear_is_best", "assignment", "linear", OTHERS)
+
+
+def better(than=OTHERS, **options):
+    return Better(says="linear_is_best", label="assignment", best="linear", than=than, **options)
+
+
+BEST = better()
 NOISE = dict(zip(SEEDS, (0.0, 0.3, 0.7, 0.1, 0.5), strict=True))
 THREE = SEEDS[:3]
 
@@ -89,22 +95,23 @@ def test_better_is_undecided_as_long_as_a_test_is(outcomes, tmp_path):
 
 def test_p_values_are_corrected_for_all_claims_of_a_study(tmp_path):
     findings = found(tmp_path, {"linear": around(90), "sqrt": around(85, 1.1), "log2": around(80, 1.2)})
-    alone, two = Better("linear_is_best", "assignment", "linear", ("sqrt",)), ("sqrt", "log2")
+    alone, two = better(("sqrt",)), better(("sqrt", "log2"))
     only = judged(alone, findings)
-    first, _ = judge_claims([alone, Better("linear_is_best", "assignment", "linear", two)], findings)
+    first, _ = judge_claims([alone, two], findings)
     assert first.p_values[0] == pytest.approx(3 * only.p_values[0])
 
 
 def test_better_takes_a_number_of_runs_that_is_claimed_to_be_smaller(tmp_path):
     outcomes = {"linear": around(10), "sqrt": around(20, 1.1), "log2": around(30, 1.2), "step": around(40, 1.3)}
-    smaller = Better("linear_is_best", "assignment", "linear", OTHERS, value=accuracy)
+    smaller = better(value=accuracy)
     findings = found(tmp_path, outcomes)
     assert judged(BEST, findings).verdict == "does not hold"
     assert judged(smaller, findings).verdict == "holds"
 
 
 def same(**options):
-    return Equivalent("late_start_changes_nothing", "assignment", "linear", ("sqrt",), margin=1.0, **options)
+    named = {"label": "assignment", "best": "linear", "than": ("sqrt",)}
+    return Equivalent(says="late_start_changes_nothing", margin=1.0, **named, **options)
 
 
 @pytest.mark.parametrize(
@@ -159,14 +166,14 @@ def test_gains_over_another_cell_are_compared_seed_by_seed(tmp_path):
 def test_bounded_values_are_below_a_limit(tmp_path, values, verdict):
     where = {"assignment": "linear"}
     findings = found(tmp_path, {"linear": values})
-    assert judged(Bounded("overhead_limit", 10.0, value=accuracy, where=where), findings).verdict == verdict
+    assert judged(Bounded(says="overhead_limit", limit=10.0, value=accuracy, where=where), findings).verdict == verdict
     opposite = {"holds": "does not hold", "does not hold": "holds", "undecided": "undecided"}
-    above = Bounded("overhead_limit", 10.0, True, value=accuracy, where=where)
+    above = Bounded(says="overhead_limit", limit=10.0, is_above=True, value=accuracy, where=where)
     assert judged(above, findings).verdict == opposite[verdict]
 
 
 def ordered(then):
-    return Order("explosion_iterations", accuracy, lambda run: then, where={"assignment": "linear"})
+    return Order(says="explosion_iterations", first=accuracy, then=lambda run: then, where={"assignment": "linear"})
 
 
 @pytest.mark.parametrize(
@@ -187,7 +194,7 @@ def test_order_has_one_event_before_another_in_every_run(tmp_path, steps, verdic
 
 def test_a_run_without_the_first_event_says_nothing_about_the_order(tmp_path):
     findings = found(tmp_path, {"linear": dict.fromkeys(SEEDS, 30.0)})
-    never = Order("explosion_iterations", lambda run: None, lambda run: 200.0)
+    never = Order(says="explosion_iterations", first=lambda run: None, then=lambda run: 200.0)
     assert (judged(never, findings).verdict, judged(never, findings).num_runs) == ("undecided", 0)
 
 
@@ -209,34 +216,34 @@ def line_of(slope):
 )
 def test_correlated_numbers_have_the_claimed_sign(tmp_path, pairs, verdict):
     findings = found(tmp_path, {"linear": around(0.0, 1.0, SEEDS)})
-    assert judged(Correlated("exponents_correlate", pairs), findings).verdict == verdict
+    assert judged(Correlated(says="exponents_correlate", pairs=pairs), findings).verdict == verdict
     opposite = {"holds": "does not hold", "does not hold": "holds", "undecided": "undecided"}
-    negative = Correlated("exponents_correlate", pairs, is_positive=False)
+    negative = Correlated(says="exponents_correlate", pairs=pairs, is_positive=False)
     assert judged(negative, findings).verdict == opposite[verdict]
 
 
 def test_the_p_value_of_a_correlation_is_of_fishers_z(tmp_path):
     findings = found(tmp_path, {"linear": around(1.0, 1.0, SEEDS)})
     three = lambda run: [(0.0, 0.0), (1.0, accuracy(run)), (2.0, 1.0)]  # noqa: E731
-    tested = judged(Correlated("exponents_correlate", three), findings)
+    tested = judged(Correlated(says="exponents_correlate", pairs=three), findings)
     # of (0, 0), (1, y), (2, 1): covariance 1, variances 2 and 2 (y^2 - y + 1) / 3
     r = [1 / (2 * 2 / 3 * (y * y - y + 1)) ** 0.5 for y in around(1.0, 1.0, SEEDS).values()]
     assert tested.p_values[0] == pytest.approx(ttest_1samp([atanh(each) for each in r], 0).pvalue)
 
 
 def test_computed_pairs_need_no_run(tmp_path):
-    falls = Correlated("alpha_follows_s", computed=lambda: [(x, -x) for x in range(8)], is_positive=False)
+    falls = Correlated(says="alpha_follows_s", computed=lambda: [(x, -x) for x in range(8)], is_positive=False)
     assert judged(falls, found(tmp_path, {})).verdict == "holds"
-    rises = Correlated("alpha_follows_s", computed=lambda: [(x, -x) for x in range(8)])
+    rises = Correlated(says="alpha_follows_s", computed=lambda: [(x, -x) for x in range(8)])
     assert judged(rises, found(tmp_path, {})).verdict == "does not hold"
-    few = Correlated("alpha_follows_s", computed=lambda: [(0, 0), (1, 1), (2, 0.5), (3, 0.7)])
+    few = Correlated(says="alpha_follows_s", computed=lambda: [(0, 0), (1, 1), (2, 0.5), (3, 0.7)])
     assert judged(few, found(tmp_path, {})).verdict == "undecided"
 
 
 def test_every_claim_of_the_text_is_tested_by_a_study_or_says_why_not():
     claims = {name for name, each in paper_statements().items() if each.is_claim}
     untested = {name for name, each in paper_statements().items() if each.untested}
-    tested = {claim.statement for study in all_studies().values() for claim in study.claims}
+    tested = {claim.says for study in all_studies().values() for claim in study.claims}
     assert tested | untested == claims
     assert not tested & untested
     assert all(each.is_claim for each in paper_statements().values() if each.value is None)
@@ -249,9 +256,7 @@ def test_every_claim_has_tests_in_the_papers_preset(tmp_path):
         findings = Findings(study.name, PRESETS["paper"], (43,), study.reference, cells)
         assert claim.tests(findings), claim
         if isinstance(claim, Better):
-            places[claim.statement] = [
-                (ours.labels["dataset"], ours.labels["model"]) for ours, _ in claim.pairs(findings)
-            ]
+            places[claim.says] = [(ours.labels["dataset"], ours.labels["model"]) for ours, _ in claim.pairs(findings)]
     assert len(places["tb_beats_cal"]) == 12
     assert len(places["tb_snr_is_best"]) == 36
     assert set(places["tb_beats_cal"]) - set(places["tb_beats_snr"]) == {
@@ -291,7 +296,7 @@ def logged(folder, name, lines):
         place = {"layer": "layer4.0.conv2"}
         run.append(steps=[{**place, "epoch": step // 11 + 1, "step": step, **lines(step, noise)} for step in range(33)])
         run.write_result({"test_accuracy": 1.0, "best_accuracy": 1.0, "best_epoch": 1, "seconds": 1.0})
-    return {claim.statement: judged(claim, study.find(LAPTOP, [point], folder)).verdict for claim in study.claims}
+    return {claim.says: judged(claim, study.find(LAPTOP, [point], folder)).verdict for claim in study.claims}
 
 
 def test_gradients_that_explode_at_first_do_so_within_200_iterations(tmp_path):

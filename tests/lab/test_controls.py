@@ -12,7 +12,7 @@ from benchmarks import results
 
 from tempbalance.lab.compare import plan, summarize, verdict
 from tempbalance.lab.findings import effect_text
-from tempbalance.lab.points import PRESETS, over_rates, with_controls
+from tempbalance.lab.points import PRESETS, with_controls
 from tempbalance.lab.recipe import ACCURACY, Measure
 from tempbalance.lab.study import find_study
 from tempbalance.runlog import RunFolder
@@ -141,13 +141,6 @@ def test_a_comparison_has_the_controls_of_balanced_methods_alone(tmp_path):
     comparisons = summarize(recipes, tmp_path)
     assert [each.method for each in comparisons] == ["cal", "tb", "tb, shuffled", "tb, mean"]
     assert_carries(verdict(comparisons)[-1], "TB against CAL", "gain", "its scales shuffled", "their mean")
-
-
-def test_points_over_rates_stay_in_one_cell():
-    (point, *_) = find_study("operators").points(SMOKE)
-    found = over_rates([point], [1e-3, 2e-3])
-    assert [each.options["lr"] for each in found] == [1e-3, 2e-3]
-    assert {str(each.cell) for each in found} == {str(point.cell)}
 
 
 def test_the_page_and_its_chart_are_those_of_the_raw_results(tmp_path):

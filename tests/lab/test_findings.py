@@ -39,7 +39,7 @@ def points(preset: Preset) -> list[Point]:
     ]
 
 
-STUDY = Study("study", "title", "varies", points, lambda findings: Report([], {}, {}))
+STUDY = Study(name="study", title="", varies="", points=points, present=lambda findings: Report([], {}, {}))
 
 
 def trained(folder: Path, accuracies: dict[tuple[str, float, int], float]) -> Findings:
@@ -82,7 +82,7 @@ def test_a_diverged_run_is_a_result_and_its_setting_is_the_worst(tmp_path):
     findings = diverge(tmp_path, "tb", 0.1, 37, 13)
     tb = findings.cells[1]
     assert tb.is_complete
-    assert (tb.best.point.options["lr"], tb.diverged) == (0.05, {})  # though the other run with 0.1 has 99 %
+    assert (tb.best.point.options["lr"], tb.best.diverged) == (0.05, {})  # though the other run with 0.1 has 99 %
     assert findings.num_runs == (12, 12)
     assert any("2 runs diverged" in note for note in findings.notes)
     assert accuracy_table(findings).rows[1][-1] == "lr 0.05 (best of 2, at the end of the rates)"
@@ -93,7 +93,7 @@ def test_a_diverged_run_of_the_best_setting_counts_as_the_worst_outcome_in_tests
     diverge(tmp_path, "tb", 0.05, 43)
     findings = diverge(tmp_path, "tb", 0.1, *SEEDS)
     cell = findings.cells[1]
-    assert (cell.best.point.options["lr"], cell.diverged, cell.mean) == (0.05, {43: 3}, 93.5)
+    assert (cell.best.point.options["lr"], cell.best.diverged, cell.best.mean) == (0.05, {43: 3}, 93.5)
     assert findings.against(cell).differences == (0.5, 1.0, 90.0 - 92.0)  # 90 is the worst of all runs
     row = dict(zip(accuracy_table(findings).columns, accuracy_table(findings).rows[1], strict=True))
     assert row["seeds"] == "2 of 3, 1 diverged in epoch 3"

@@ -9,14 +9,14 @@ from rich.console import Console
 from tempbalance.diagnosis import diagnose
 from tempbalance.lab.images.network import build_network
 from tempbalance.lab.points import PRESETS, find_preset
-from tempbalance.lab.studies.pruning import FILE, STUDIES, THRESHOLD, UNIFORM, WAYS, _key, _prune, evaluate
+from tempbalance.lab.studies.pruning import FILE, THRESHOLD, UNIFORM, WAYS, _key, _prune, evaluate
+from tempbalance.lab.study import find_study
 from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder, RunFolderError
 from tests.cases import raises
 from tests.lab.campaign import SETTINGS
 
-(STUDY,) = STUDIES
-
+STUDY = find_study("pruning")
 SMOKE = PRESETS["smoke"]
 
 

@@ -1,6 +1,6 @@
 """Studies: what each trains in each preset, how much of it they share, and that a file is all a new one takes."""
 
-import ast
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_each_table_of_the_paper_is_trained_point_by_point_with_its_numbers_besi
     points = find_study(table).points(PAPER)
     if table == "score":  # with CAL beside it
         points = [point for point in points if point.cell["method"] == "tb"]
-    assert len({point.recipe(seed) for point in points for seed in SEEDS}) == sum(row.num_runs for row in rows)
+    assert len({point.recipe(seed) for point in points for seed in SEEDS}) == 5 * sum(len(row.points()) for row in rows)
     told = Counter(point.paper.mean for point in points if point.is_best)
     assert told == Counter(result.mean for row in rows for result in row.results)
 
@@ -225,20 +225,39 @@ def test_intervals_of_own_data_follow_from_its_images(tmp_path):
     assert [point.cell["iterations"] for point in find_study("interval").points(preset)] == [390, 300, 200, 100, "cal"]
 
 
-def test_a_module_without_studies_or_with_a_known_one_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_of_studies, "__path__", [*folder_of_studies.__path__, str(tmp_path)])
-    for name, text, carried in (
-        ("broken", "STUDIES = (", "SyntaxError"),
-        ("empty", "", "AttributeError"),
-        ("strange", "STUDIES = (1,)", "got 1"),
-        ("twice", "from tempbalance.lab.studies.tasks import STUDIES", "'language'"),
-    ):
-        (tmp_path / f"{name}.py").write_text(text)
-        all_studies.cache_clear()
-        with raises(StudyError, f"{name}.py", carried):
-            all_studies()
-        (tmp_path / f"{name}.py").unlink()
+def added(folder, name, text, monkeypatch):
+    """Find studies in one more file."""
+    (folder / name).write_text(text)
+    monkeypatch.setattr(folder_of_studies, "__path__", [*folder_of_studies.__path__, str(folder)])
     all_studies.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "carried"),
+    [
+        ("own: {", ["own.yaml", "YAML"]),
+        ("- own", ["own.yaml", "list"]),
+        ("own: 1", ["own.yaml", "study own", "fields", "1"]),
+        ("language: {}", ["own.yaml", "study language", "twice"]),
+        ("own: {title: a, varies: b, present: layers.present_alpha}", ["study own", "field points"]),
+        ("own: {tilte: a}", ["study own", "tilte"]),
+        ("own: {points: {table: main, modles: [resnet18]}}", ["study own", "points", "modles"]),
+        ("own: {points: {options: {lr: 0.1}, tabel: main}}", ["study own", "points", "tabel"]),
+        ("own: {points: points.nothing}", ["study own", "points", "'points.nothing'"]),
+        ("own: {present: {bars: [method], title: a, captoin: b}}", ["study own", "present", "captoin"]),
+        ("own: {claims: [{form: best}]}", ["study own", "claims.0", "'best'"]),
+        ("own: {claims: [{form: better, says: tb_beats_call}]}", ["study own", "claims.0", "says", "'tb_beats_cal'"]),
+        ("own: {claims: [{form: bounded, limit: a, says: tb_beats_cal}]}", ["study own", "claims.0", "limit"]),
+    ],
+)
+def test_what_is_wrong_with_an_entry_is_named(text, carried, tmp_path, monkeypatch):
+    added(tmp_path, "own.yaml", text, monkeypatch)
+    try:
+        with raises(StudyError, *carried):
+            all_studies()
+    finally:
+        monkeypatch.undo()
+        all_studies.cache_clear()
 
 
 def test_own_data_can_stand_in_for_those_of_a_small_preset(tmp_path, monkeypatch):
@@ -288,33 +307,22 @@ def test_a_part_of_a_study_can_be_chosen():
 
 
 ENTRY = """
-    Study(
-        "tail_fraction",
-        title="How much of the spectrum is the tail?",
-        varies="the tail's share",
-        points=Grid(
-            "optimizers",
-            best=True,
-            models=("resnet18",),
-            methods=("tb",),
-            vary={"tail_fraction": (0.5, 0.25)},
-        ),
-        present=Bars("tail_fraction", "TB with longer and shorter tails", "Accuracy against the tail's share."),
-        reference={"tail_fraction": 0.5},
-    ),
+tail_fraction:
+  title: How much of the spectrum is the tail?
+  varies: the tail's share
+  points:
+    {table: optimizers, best: true, models: [resnet18], methods: [tb], vary: {tail_fraction: [0.5, 0.25]}}
+  present:
+    bars: [tail_fraction]
+    title: TB with longer and shorter tails
+    caption: Accuracy against the tail's share.
+  reference: {tail_fraction: 0.5}
 """.strip("\n")
 
 
 def test_a_study_is_added_by_one_entry_of_at_most_15_lines(tmp_path, monkeypatch):
     assert len(ENTRY.splitlines()) <= 15
-    imports = (
-        "from tempbalance.lab.accuracy import Bars",
-        "from tempbalance.lab.points import Grid",
-        "from tempbalance.lab.study import Study",
-    )
-    (tmp_path / "own.py").write_text("\n".join([*imports, "STUDIES = (", ENTRY, ")"]))
-    monkeypatch.setattr(folder_of_studies, "__path__", [*folder_of_studies.__path__, str(tmp_path)])
-    all_studies.cache_clear()
+    added(tmp_path, "own.yaml", ENTRY, monkeypatch)
     try:
         study = find_study("tail_fraction")
         assert set(all_studies()) == OF_IMAGES | OTHERS | {"tail_fraction"}
@@ -334,20 +342,13 @@ def test_a_study_is_added_by_one_entry_of_at_most_15_lines(tmp_path, monkeypatch
         all_studies.cache_clear()
 
 
-def entries(path: Path) -> dict[str, int]:
-    """How many lines each entry of a module of studies has."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    return {
-        ast.literal_eval(call.args[0]): call.end_lineno - call.lineno + 1
-        for call in calls
-        if getattr(call.func, "id", "") == "Study"
-    }
-
-
-def test_every_comparison_of_images_is_an_entry_of_at_most_15_lines():
-    found = entries(Path(folder_of_studies.__file__).parent / "comparisons.py")
-    assert len(found) == 16
-    assert {name: lines for name, lines in found.items() if lines > 15} == {}
+def test_every_comparison_of_images_is_an_entry_of_at_most_15_lines_beside_its_claims_and_variants():
+    text = (Path(folder_of_studies.__file__).parent / "comparisons.yaml").read_text()
+    entries = [each.partition("\n\n")[0] for each in re.split(r"\n(?=\w+:\n)", text)[1:]]
+    assert len(entries) == 16
+    for entry in entries:
+        entry = re.sub(r"\n  claims:.*(\n    .*)*", "", entry)
+        assert len(re.sub(r"\n +(variants:|\").*", "", entry).splitlines()) <= 15, entry
 
 
 def test_names_are_written_as_the_paper_writes_them():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.options import CONTROLS, pretty
-from tempbalance.lab.points import NAMED
+from tempbalance.lab.points import NAMED, FileEntry
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
 
 if TYPE_CHECKING:
@@ -17,57 +17,56 @@ if TYPE_CHECKING:
 _SECONDS = {"balancing": "seconds a balancing", "balancing_an_epoch": "seconds of balancing an epoch"}
 
 
-@dataclass(frozen=True)
-class _Accuracies:
+class Chart(FileEntry):
     """Presents findings as a table of accuracies and one chart, named as the study.
 
     Attributes:
-        by: Labels under a bar, separated by spaces, or the option on the x axis.
+        bars: Labels under a bar; a panel for each network and data, a cross for each point of a grid.
+        lines: The option on the x axis, instead of bars.
         title: Title of the chart.
         caption: Caption of the chart.
-        seconds: Times to show next to the accuracies, as for `Tried.seconds`; ``None`` for none.
+        seconds: Times to show next to the accuracies, as for `Tried.seconds`.
+        series: Label that makes a line.
+        x_title: Title of the x axis.
+        log: Whether both axes of lines are logarithmic.
         notes: Sentences after the results of the tests.
     """
 
-    by: str
     title: str
     caption: str
+    bars: tuple[str, ...] = ()
+    lines: str = ""
     seconds: str | None = None
+    series: str = "method"
+    x_title: str = ""
+    log: bool = False
     notes: tuple[str, ...] = ()
-
-    def draw(self, findings: Findings) -> alt.TopLevelMixin:
-        """Return the chart."""
-        raise NotImplementedError
 
     def __call__(self, findings: Findings) -> Report:
         """Return the table, the chart and the results of the tests."""
         several = any(len(cell.tried) > 1 for cell in findings.cells)
         caption = self.caption + (" Crosses are all settings tried." if several else "")
         table = accuracy_table(findings, seconds=self.seconds)
-        charts, captions = {findings.name: self.draw(findings)}, {findings.name: caption}
+        drawn = self._draw_lines(findings) if self.lines else self._draw_bars(findings)
+        charts, captions = {findings.name: drawn}, {findings.name: caption}
         if findings.has_common_rates:
             name = f"{findings.name}_rates"
             charts[name], captions[name] = rate_chart(findings), f"{findings.measure.word} at each base rate."
         return Report([table], charts, captions, [*findings.effects, *findings.verdicts, *self.notes])
 
-
-class Bars(_Accuracies):
-    """A bar for each cell, a panel for each network and data, a cross for each point of a grid."""
-
-    def draw(self, findings: Findings) -> alt.TopLevelMixin:
-        """Return the bars, with seconds on a second axis."""
+    def _draw_bars(self, findings: Findings) -> alt.TopLevelMixin:
         from tempbalance.report.study_charts import Bar, bar_chart
 
         bars = []
         for cell in findings.cells:
-            seconds, seconds_std = (cell.seconds(self.seconds) if self.seconds else None) or (None, None)
+            seconds, seconds_std = (cell.best.seconds(self.seconds) if self.seconds else None) or (None, None)
             means = tuple(each.mean for each in cell.tried if each.mean is not None)
             bars.append(
                 Bar(
                     panel=cell.panel,
-                    label=_bar_label(cell, self.by.split()),
-                    mean=cell.mean,
-                    std=cell.std,
+                    label=self._label(cell),
+                    mean=cell.best.mean,
+                    std=cell.best.std,
                     crosses=means if len(cell.tried) > 1 else (),
                     paper=_drawn_paper(findings, cell),
                     seconds=seconds,
@@ -84,39 +83,22 @@ class Bars(_Accuracies):
             seconds_title=_SECONDS[self.seconds] if self.seconds else None,
         )
 
+    def _label(self, cell: Cell) -> str:
+        """Return the labels under a bar, with the control where the method is not among them."""
+        _, _, control = str(cell.labels["method"]).partition(", ")
+        more = [control] if control in CONTROLS and "method" not in self.bars else []
+        return ", ".join([*(pretty(cell.labels[name]) for name in self.bars), *more])
 
-def _bar_label(cell: Cell, names: list[str]) -> str:
-    """Return the labels under a bar, with the control where the method is not among them."""
-    _, _, control = str(cell.labels["method"]).partition(", ")
-    more = [control] if control in CONTROLS and "method" not in names else []
-    return ", ".join([*(pretty(cell.labels[name]) for name in names), *more])
-
-
-@dataclass(frozen=True)
-class Lines(_Accuracies):
-    """Accuracy against an option, a line for each series and a panel for each network and data.
-
-    Attributes:
-        x_title: Title of the x axis.
-        series: Label that makes a line.
-        is_log: Whether both axes are logarithmic.
-    """
-
-    x_title: str = ""
-    series: str = "method"
-    is_log: bool = False
-
-    def draw(self, findings: Findings) -> alt.TopLevelMixin:
-        """Return the lines."""
+    def _draw_lines(self, findings: Findings) -> alt.TopLevelMixin:
         from tempbalance.report.study_charts import Dot, line_chart
 
         dots = [
             Dot(
                 panel=cell.panel,
                 series=pretty(cell.labels[self.series]),
-                x=float(cell.labels[self.by]),
-                mean=cell.mean,
-                std=cell.std,
+                x=float(cell.labels[self.lines]),
+                mean=cell.best.mean,
+                std=cell.best.std,
                 paper=_drawn_paper(findings, cell),
             )
             for cell in findings.cells
@@ -127,8 +109,8 @@ class Lines(_Accuracies):
             subtitle=findings.subtitle,
             x_title=self.x_title,
             y_title=f"test {findings.measure.title}",
-            log_x=self.is_log,
-            log_y=self.is_log,
+            log_x=self.log,
+            log_y=self.log,
         )
 
 
@@ -140,10 +122,8 @@ def rate_chart(findings: Findings) -> alt.TopLevelMixin:
     for cell in findings.cells:
         for rate in cell.rates:
             there = tuple(each for each in cell.tried if each.point.options.get("lr") == rate)
-            best = replace(cell, tried=there).best
-            method = pretty(cell.labels["method"])
-            mean, std = (None, None) if best is None else (best.mean, best.std)
-            dots.append(Dot(panel=cell.setting, series=method, x=rate, mean=mean, std=std))
+            best, method = replace(cell, tried=there).best, pretty(cell.labels["method"])
+            dots.append(Dot(panel=cell.setting, series=method, x=rate, mean=best.mean, std=best.std))
     return line_chart(
         dots,
         title="Each method over the base rates",
@@ -161,86 +141,78 @@ def _drawn_paper(findings: Findings, cell: Cell) -> float | None:
 
 def accuracy_table(findings: Findings, *, seconds: str | None = None) -> ResultTable:
     """Return a row for each cell: accuracy, the paired test, the paper's number, seconds if asked, and the setting."""
-    names = [name for name in findings.cells[0].labels if name not in NAMED]
-    has_test = any(findings.compared_with(cell) for cell in findings.cells)
-    against = f"against {findings.reference_text}"
-    measure = findings.measure
+    measure, against = findings.measure, f"against {findings.reference_text}"
     paper = measure.with_unit("paper")
-    columns = ["data", "network", "method", *(name.replace("_", " ") for name in names), measure.title]
-    other = "last epoch" if findings.is_best_reported else "best epoch"
-    columns += [other, "seeds"]
-    columns += [against, "p"] if has_test else []
-    columns += [paper, "difference"]
-    columns += [_SECONDS[seconds], "paper, seconds"] if seconds else []
-    rows = []
+    has_test = any(findings.compared_with(cell) for cell in findings.cells)
+    rows: list[dict[str, Entry]] = []
     for cell in findings.cells:
-        row: list[Entry] = [pretty(cell.labels[name]) for name in (*NAMED, *names)]
-        row.append(_diverged_text(cell) or None if cell.mean is None else Number(cell.mean, cell.std))
-        row += [_other_entry(cell), _seeds_text(cell)]
-        row += _test_entries(findings, cell) if has_test else []
-        row += _paper_entries(cell)
-        row += _second_entries(cell, seconds) if seconds else []
-        rows.append([*row, _setting_text(cell)])
+        names = dict(zip(NAMED, ("data", "network", "method"), strict=True))
+        names |= {name: name.replace("_", " ") for name in cell.labels if name not in NAMED}
+        row: dict[str, Entry] = {column: pretty(cell.labels[name]) for name, column in names.items()}
+        best = cell.best
+        others = list(best.values(best=not best.chosen_by).values())
+        row[measure.title] = _diverged_text(cell) or None if best.mean is None else Number(best.mean, best.std)
+        row["last epoch" if findings.is_best_reported else "best epoch"] = Number(fmean(others)) if others else None
+        row["seeds"] = _seeds_text(cell)
+        if has_test:
+            row[against], row["p"] = _test_entries(findings, cell)
+        row[paper], row["difference"] = _paper_entries(cell)
+        if seconds:
+            row[_SECONDS[seconds]], row["paper, seconds"] = _second_entries(cell, seconds)
+        row["setting"] = _setting_text(cell)
+        rows.append(row)
     spread = (measure.title, against, paper, *_SECONDS.values(), "paper, seconds")
     caption = _caption(findings, has_test=has_test, seconds=seconds)
-    return ResultTable(caption, [*columns, "setting"], rows, spread=spread, noted=(paper,))
+    return ResultTable(caption, list(rows[0]), [list(row.values()) for row in rows], spread=spread, noted=(paper,))
 
 
-def _other_entry(cell: Cell) -> Entry:
-    """Return the mean at the best epoch where the last one counts, and the other way round."""
-    values = [] if cell.best is None else list(cell.best.values(best=not cell.best.is_best_reported).values())
-    return Number(fmean(values)) if values else None
+def _test_entries(findings: Findings, cell: Cell) -> tuple[Entry, Entry]:
+    """Return the mean of the paired differences with half its interval, and the p-value."""
+    test = findings.against(cell)
+    if test is None:
+        return None, None
+    p_value = None if test.p_value is None else Number(test.p_value, digits=3, least=0.001)
+    note = f"({test.num_pairs} of {cell.num_seeds} seeds)" if test.num_pairs < cell.num_seeds else ""
+    return Number(test.mean, test.interval or None, signed=True, note=note), p_value
+
+
+def _paper_entries(cell: Cell) -> tuple[Entry, Entry]:
+    """Return the paper's number, and our difference to it where the data are the same."""
+    if cell.paper is None:
+        return None, None
+    ours, stands_for = cell.best.mean, cell.tried[0].point.stands_for
+    difference = None if ours is None or stands_for else Number(ours - cell.paper.mean, signed=True)
+    return Number(cell.paper.mean, cell.paper.std, note=f"({pretty(stands_for)})" if stands_for else ""), difference
+
+
+def _second_entries(cell: Cell, seconds: str) -> tuple[Entry, Entry]:
+    found, paper = cell.best.seconds(seconds), cell.paper
+    theirs = None if paper is None or paper.seconds is None else Number(paper.seconds, paper.seconds_std)
+    return None if found is None else Number(*found, digits=3), theirs
 
 
 def _diverged_text(cell: Cell) -> str:
     """Return when runs of the best point diverged."""
-    epochs = ", ".join(map(str, sorted(set(cell.diverged.values()))))
+    epochs = ", ".join(map(str, sorted(set(cell.best.diverged.values()))))
     return f"diverged in epoch {epochs}" if epochs else ""
 
 
 def _seeds_text(cell: Cell) -> str:
-    text = f"{len(cell.outcomes)} of {cell.num_seeds}"
-    return f"{text}, {len(cell.diverged)} {_diverged_text(cell)}" if cell.diverged else text
-
-
-def _test_entries(findings: Findings, cell: Cell) -> list[Entry]:
-    test = findings.against(cell)
-    if test is None:
-        return [None, None]
-    p_value = None if test.p_value is None else Number(test.p_value, digits=3, least=0.001)
-    note = f"({test.num_pairs} of {cell.num_seeds} seeds)" if test.num_pairs < cell.num_seeds else ""
-    return [Number(test.mean, test.interval or None, signed=True, note=note), p_value]
-
-
-def _paper_entries(cell: Cell) -> list[Entry]:
-    """Return the paper's number, and our difference to it where the data are the same."""
-    if cell.paper is None:
-        return [None, None]
-    stands_for = cell.tried[0].point.stands_for
-    difference = None if cell.mean is None or stands_for else Number(cell.mean - cell.paper.mean, signed=True)
-    note = f"({pretty(stands_for)})" if stands_for else ""
-    return [Number(cell.paper.mean, cell.paper.std, note=note), difference]
-
-
-def _second_entries(cell: Cell, seconds: str) -> list[Entry]:
-    found, paper = cell.seconds(seconds), cell.paper
-    theirs = None if paper is None or paper.seconds is None else Number(paper.seconds, paper.seconds_std)
-    return [None if found is None else Number(*found, digits=3), theirs]
+    text = f"{len(cell.best.outcomes)} of {cell.num_seeds}"
+    return f"{text}, {len(cell.best.diverged)} {_diverged_text(cell)}" if cell.best.diverged else text
 
 
 def _setting_text(cell: Cell) -> str:
     """Return the searched options of the best point, and the size of its grid."""
-    if cell.best is None:
+    if not cell.best.num_done:
         return ""
-    num_begun = sum(bool(each.num_done) for each in cell.tried)
-    there = f"{num_begun}" if cell.is_complete else f"{num_begun} so far"
-    rates = cell.rates
-    edge = (
-        ", at the end of the rates"
-        if len(rates) > 1 and cell.best.point.options["lr"] in rates[:: len(rates) - 1]
-        else ""
-    )
-    return cell.best.point.settings_text(cell.labels) + (f" (best of {there}{edge})" if len(cell.tried) > 1 else "")
+    text, rates = cell.best.point.settings_text(cell.labels), cell.rates
+    if len(cell.tried) == 1:
+        return text
+    so_far = "" if cell.is_complete else " so far"
+    is_edge = len(rates) > 1 and cell.best.point.options["lr"] in (rates[0], rates[-1])
+    edge = ", at the end of the rates" if is_edge else ""
+    return f"{text} (best of {sum(bool(each.num_done) for each in cell.tried)}{so_far}{edge})"
 
 
 def _caption(findings: Findings, *, has_test: bool, seconds: str | None) -> str:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from statistics import StatisticsError, correlation, fmean
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from tempbalance.errors import unknown
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.paper import paper_statements
+from tempbalance.lab.points import FileEntry
 from tempbalance.report.statistics import LEVEL, Paired, holm
 from tempbalance.report.tables import Entry, Number, ResultTable
 from tempbalance.runlog import RunFolder
 
-Runs = frozenset[tuple[str, int]]  # a cell and a seed
+Run = tuple[str, int]  # a cell and a seed
+Samples = Iterator[tuple[list[float], Iterable[Run]]]
 Values = dict[int, float]  # by seed
 Pairs = Sequence[tuple[float, float]]
+Outcome = tuple[float | None, bool]  # a p-value, if there is one, and whether the runs are on the claim's side
 
 _COLUMNS = ("verdict", "claim of the paper", "test", "in favour", "corrected p", "runs")
 _CAPTION = (
@@ -29,27 +35,41 @@ _SMALL = "These runs have other data, sizes and durations than the paper's."
 _LARGEST_R = 1 - 1e-12  # its Fisher transform is finite
 
 
+def find_function(name: Any) -> Any:
+    """Return a function that an entry names as ``module.function`` of `tempbalance.lab.studies`."""
+    if not isinstance(name, str):
+        return name
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(f"tempbalance.lab.studies.{module}"), attribute)
+    except (ImportError, AttributeError, ValueError):
+        raise ValueError(f"must name a function of a module in lab/studies, got {name!r}") from None
+
+
+def _known_statement(name: str) -> str:
+    if name not in paper_statements():
+        raise ValueError(unknown("statement", name, paper_statements()))
+    return name
+
+
+Function = BeforeValidator(find_function)
+RunNumber = Annotated[Callable[[RunFolder], float | None], Function]
+
+
 @dataclass(frozen=True)
 class Test:
-    """Test of a claim.
-
-    Attributes:
-        p_value: ``None`` with too few runs, or without any spread.
-        is_for: Whether the runs are on the claim's side.
-        runs: The runs tested.
-    """
+    """Test of a claim: its p-value, ``None`` with too few runs or without any spread, its side and its runs."""
 
     p_value: float | None
     is_for: bool
-    runs: Runs
+    runs: frozenset[Run]
 
 
-@dataclass(frozen=True)
-class Claim(ABC):
+class Claim(FileEntry):
     """Statement of the paper about the runs of a study; its subclasses are the forms.
 
     Attributes:
-        statement: Name of the statement in ``paper/text.yaml``.
+        says: Name of the statement in ``paper/text.yaml``.
         part: The tested part of the statement, if it is not all of it.
         where: Labels of the cells that are tested; empty for all.
         skip: Labels of cells that the paper excludes, with the paper's dataset.
@@ -57,24 +77,31 @@ class Claim(ABC):
         minus: Labels of the cell whose value with the same seed is subtracted.
     """
 
-    statement: str
-    _: KW_ONLY
+    says: Annotated[str, AfterValidator(_known_statement)]
     part: str = ""
-    where: Mapping[str, Any] = field(default_factory=dict)
+    where: Mapping[str, Any] = {}
     skip: tuple[Mapping[str, Any], ...] = ()
-    value: Callable[[RunFolder], float | None] | None = None
-    minus: Mapping[str, Any] = field(default_factory=dict)
+    value: RunNumber | None = None
+    minus: Mapping[str, Any] = {}
     test_name: ClassVar[str]
 
     @property
     def text(self) -> str:
         """The statement, and the part of it that is tested."""
-        says = paper_statements()[self.statement].says
+        says = paper_statements()[self.says].says
         return f"{says} Tested: {self.part}." if self.part else says
 
-    @abstractmethod
     def tests(self, findings: Findings) -> list[Test]:
         """Test the claim on all runs so far."""
+        return [Test(*self.tested(numbers), frozenset(runs)) for numbers, runs in self.samples(findings)]
+
+    def samples(self, findings: Findings) -> Samples:
+        """Return numbers that are positive where runs are on the claim's side, and the runs, for each test."""
+        raise NotImplementedError
+
+    def tested(self, numbers: list[float]) -> Outcome:
+        """Test the numbers of a sample."""
+        return _t_test(numbers)
 
     def cells(self, findings: Findings) -> Iterator[Cell]:
         """Return the cells that the claim is about."""
@@ -88,26 +115,18 @@ class Claim(ABC):
         found = self._plain_values(cell, findings)
         if not self.minus:
             return found
-        labels = {**cell.labels, **self.minus}
-        other = next((each for each in findings.cells if each.labels == labels), None)
+        other = findings.find(cell, self.minus)
         less = self._plain_values(other, findings) if other is not None else {}
         return {seed: value - less[seed] for seed, value in found.items() if seed in less}
 
     def _plain_values(self, cell: Cell, findings: Findings) -> Values:
         if self.value is None:
             return findings.outcomes(cell)
-        runs = cell.best.runs if cell.best is not None else {}
-        return {seed: value for seed, run in runs.items() if (value := self.value(run)) is not None}
-
-    def runs(self, findings: Findings) -> list[tuple[tuple[str, int], RunFolder]]:
-        """Return the complete runs of all cells that the claim is about."""
-        cells = [each for each in self.cells(findings) if each.best is not None]
-        return [((_key(cell), seed), run) for cell in cells if cell.best for seed, run in cell.best.runs.items()]
+        return {seed: value for seed, run in cell.best.runs.items() if (value := self.value(run)) is not None}
 
 
-@dataclass(frozen=True)
-class _Comparison(Claim):
-    """Cells with one value of a label against cells with others, in every place of the study.
+class Better(Claim):
+    """Cells with one value of a label are better than cells with others; a ``value`` is better where it is smaller.
 
     Attributes:
         label: The label.
@@ -115,9 +134,11 @@ class _Comparison(Claim):
         than: Values that it is compared with; empty for all others.
     """
 
+    form: Literal["better"] = "better"
     label: str
     best: Any
     than: tuple[Any, ...] = ()
+    test_name: ClassVar[str] = "paired t-test, two-sided"
 
     def pairs(self, findings: Findings) -> Iterator[tuple[Cell, Cell]]:
         """Return each cell that the claim is about with each that it is compared with."""
@@ -130,83 +151,78 @@ class _Comparison(Claim):
                 if is_meant and {**theirs.labels, self.label: self.best} == ours.labels:
                     yield ours, theirs
 
-    def tests(self, findings: Findings) -> list[Test]:
-        """Test each pair of cells, seed by seed."""
-        found = []
+    def samples(self, findings: Findings) -> Samples:
+        sign = findings.measure.sign if self.value is None else float.__neg__
         for ours, theirs in self.pairs(findings):
             left, right = self.values(ours, findings), self.values(theirs, findings)
-            runs = frozenset([*((_key(ours), seed) for seed in left), *((_key(theirs), seed) for seed in right)])
-            differences = [value - right[seed] for seed, value in left.items() if seed in right]
-            found.append(Test(*self._tested(differences, findings), runs))
-        return found
-
-    @abstractmethod
-    def _tested(self, differences: list[float], findings: Findings) -> tuple[float | None, bool]:
-        """Return the p-value, and whether the differences are on the claim's side."""
+            runs = [*((ours.key, seed) for seed in left), *((theirs.key, seed) for seed in right)]
+            yield [sign(value - right[seed]) for seed, value in left.items() if seed in right], runs
 
 
-@dataclass(frozen=True)
-class Better(_Comparison):
-    """Cells with one value of a label are better than cells with others; a ``value`` is better where it is smaller."""
+class Equivalent(Better):
+    """Cells with one value of a label differ from cells with others by less than a margin, in points."""
 
-    test_name: ClassVar[str] = "paired t-test, two-sided"
-
-    def _tested(self, differences: list[float], findings: Findings) -> tuple[float | None, bool]:
-        sign = findings.measure.sign if self.value is None else float.__neg__
-        return _t_test([sign(each) for each in differences])
-
-
-@dataclass(frozen=True)
-class Equivalent(_Comparison):
-    """Cells with one value of a label differ from cells with others by less than a margin.
-
-    Attributes:
-        margin: Largest difference of the means that counts as none.
-    """
-
-    margin: float = field(kw_only=True)
+    form: Literal["equivalent"] = "equivalent"  # type: ignore[assignment]
+    margin: float
     test_name: ClassVar[str] = "two one-sided paired t-tests"
 
     @property
     def text(self) -> str:
-        """The statement, with the margin."""
         return f"{super().text} Margin: {self.margin:g} points."
 
-    def _tested(self, differences: list[float], findings: Findings) -> tuple[float | None, bool]:
-        low, high = ([each + shift for each in differences] for shift in (self.margin, -self.margin))
-        above, below = _one_sided(low), 1 - _one_sided(high)  # of a mean that is above -margin, below +margin
+    def tested(self, numbers: list[float]) -> Outcome:
+        """Test that the mean is above -margin and below +margin, and that it is not."""
+        low, high = ([each + shift for each in numbers] for shift in (self.margin, -self.margin))
+        above, below = _one_sided(low), 1 - _one_sided(high)
         if math.isnan(above):
             return None, False
         same, beyond = max(above, below), min(1.0, 2 * min(1 - above, 1 - below))
         return min(same, beyond), same <= beyond
 
 
-@dataclass(frozen=True)
 class Bounded(Claim):
-    """The mean of a value over the seeds is below a limit, or above it.
+    """The mean of a value over the seeds is below a limit, or above it."""
 
-    Attributes:
-        limit: The limit.
-        is_above: Whether the value is claimed to be above it.
-    """
-
+    form: Literal["bounded"] = "bounded"
     limit: float
     is_above: bool = False
     test_name: ClassVar[str] = "t-test, two-sided"
 
-    def tests(self, findings: Findings) -> list[Test]:
-        """Test each cell."""
-        found = []
+    def samples(self, findings: Findings) -> Samples:
+        sign = 1 if self.is_above else -1
         for cell in self.cells(findings):
             values = self.values(cell, findings)
-            sign = 1 if self.is_above else -1
-            tested = _t_test([sign * (value - self.limit) for value in values.values()])
-            found.append(Test(*tested, frozenset((_key(cell), seed) for seed in values)))
-        return found
+            yield [sign * (value - self.limit) for value in values.values()], [(cell.key, seed) for seed in values]
 
 
-@dataclass(frozen=True)
-class Order(Claim):
+class _OfRuns(Claim):
+    """A number of each run is positive; the runs of all cells are tested together."""
+
+    def samples(self, findings: Findings) -> Samples:
+        found = {}
+        for cell in self.cells(findings):
+            for seed, run in cell.best.runs.items():
+                if (number := self.number(run)) is not None:
+                    found[cell.key, seed] = number
+        yield list(found.values()), found
+
+    def number(self, run: RunFolder) -> float | None:
+        raise NotImplementedError
+
+    def tested(self, numbers: list[float]) -> Outcome:
+        """Return the t-test; if all numbers are equal, the exact one-sided test of the sign that most of them have."""
+        tested = _t_test(numbers)
+        if tested[0] is not None or not numbers:
+            return tested
+        from scipy.stats import binomtest  # type: ignore[import-untyped]
+
+        num_positive = sum(number > 0 for number in numbers)
+        most = max(num_positive, len(numbers) - num_positive)
+        p_value = binomtest(most, len(numbers), alternative="greater").pvalue
+        return float(p_value), 2 * num_positive > len(numbers)
+
+
+class Order(_OfRuns):
     """In a run, one event comes before another; a run without the first event says nothing.
 
     Attributes:
@@ -214,19 +230,17 @@ class Order(Claim):
         then: Step of the second event.
     """
 
-    first: Callable[[RunFolder], float | None]
-    then: Callable[[RunFolder], float | None]
+    form: Literal["order"] = "order"
+    first: RunNumber
+    then: RunNumber
     test_name: ClassVar[str] = "t-test of the steps between, or sign test"
 
-    def tests(self, findings: Findings) -> list[Test]:
-        """Test the runs of all cells together."""
-        found = {key: (self.first(run), self.then(run)) for key, run in self.runs(findings)}
-        known = {key: (first, then) for key, (first, then) in found.items() if first is not None and then is not None}
-        return [Test(*_t_or_sign_test([then - first for first, then in known.values()]), frozenset(known))]
+    def number(self, run: RunFolder) -> float | None:
+        first, then = self.first(run), self.then(run)
+        return None if first is None or then is None else then - first
 
 
-@dataclass(frozen=True)
-class Correlated(Claim):
+class Correlated(_OfRuns):
     """Two numbers of a run correlate with a sign; or computed ones do, without runs.
 
     Attributes:
@@ -235,27 +249,31 @@ class Correlated(Claim):
         computed: Pairs that need no run.
     """
 
-    pairs: Callable[[RunFolder], Pairs] | None = None
+    form: Literal["correlated"] = "correlated"
+    pairs: Annotated[Callable[[RunFolder], Pairs], Function] | None = None
     is_positive: bool = True
-    computed: Callable[[], Pairs] | None = None
+    computed: Annotated[Callable[[], Pairs], Function] | None = None
 
     @property
     def test_name(self) -> str:  # type: ignore[override]
-        """Name of the test."""
         return "Spearman's rank correlation" if self.computed else "t-test of Fisher's z, or sign test"
 
     def tests(self, findings: Findings) -> list[Test]:
-        """Test the correlations of all runs together."""
-        sign = 1 if self.is_positive else -1
-        if self.computed is not None:
-            from scipy.stats import spearmanr  # type: ignore[import-untyped]
+        if self.computed is None:
+            return super().tests(findings)
+        from scipy.stats import spearmanr
 
-            result = spearmanr(*zip(*self.computed(), strict=True))
-            return [Test(float(result.pvalue), float(result.statistic) * sign > 0, frozenset())]
+        result = spearmanr(*zip(*self.computed(), strict=True))
+        sign = 1 if self.is_positive else -1
+        return [Test(float(result.pvalue), float(result.statistic) * sign > 0, frozenset())]
+
+    def number(self, run: RunFolder) -> float | None:
         assert self.pairs is not None
-        found = {key: each for key, run in self.runs(findings) if (each := pearson(self.pairs(run))) is not None}
-        z = [sign * math.atanh(max(-_LARGEST_R, min(_LARGEST_R, each))) for each in found.values()]
-        return [Test(*_t_or_sign_test(z), frozenset(found))]
+        r, sign = pearson(self.pairs(run)), 1 if self.is_positive else -1
+        return None if r is None else sign * math.atanh(max(-_LARGEST_R, min(_LARGEST_R, r)))
+
+
+AnyClaim = Annotated[Better | Equivalent | Bounded | Order | Correlated, Field(discriminator="form")]
 
 
 def pearson(pairs: Pairs) -> float | None:
@@ -268,11 +286,7 @@ def pearson(pairs: Pairs) -> float | None:
         return None
 
 
-def _key(cell: Cell) -> str:
-    return repr(sorted(cell.labels.items()))
-
-
-def _t_test(values: list[float]) -> tuple[float | None, bool]:
+def _t_test(values: list[float]) -> Outcome:
     """Return the two-sided p-value of a mean of 0, and whether the mean is above."""
     return (Paired(tuple(values)).p_value, fmean(values) > 0) if values else (None, False)
 
@@ -285,33 +299,9 @@ def _one_sided(values: list[float]) -> float:
     return p_value / 2 if is_above else 1 - p_value / 2
 
 
-def _t_or_sign_test(values: list[float]) -> tuple[float | None, bool]:
-    """Return the t-test, or the sign test if all values are equal."""
-    tested = _t_test(values)
-    return _sign_test(values) if tested[0] is None else tested
-
-
-def _sign_test(values: list[float]) -> tuple[float | None, bool]:
-    """Return the exact one-sided p-value of the sign that most values have, and whether it is positive."""
-    from scipy.stats import binomtest
-
-    if not values:
-        return None, False
-    num_positive = sum(value > 0 for value in values)
-    is_positive = 2 * num_positive > len(values)
-    most = max(num_positive, len(values) - num_positive)
-    return float(binomtest(most, len(values), alternative="greater").pvalue), is_positive
-
-
 @dataclass(frozen=True)
-class Tested:
-    """A claim with its tests.
-
-    Attributes:
-        claim: The claim.
-        tests: Its tests.
-        p_values: Corrected p-value of each test; ``None`` where there is none.
-    """
+class Judged:
+    """A claim with its tests and the corrected p-value of each, ``None`` where there is none."""
 
     claim: Claim
     tests: tuple[Test, ...]
@@ -320,7 +310,7 @@ class Tested:
     @property
     def num_runs(self) -> int:
         """Number of different runs in the tests."""
-        return len(frozenset[tuple[str, int]]().union(*(test.runs for test in self.tests)))
+        return len(frozenset[Run]().union(*(test.runs for test in self.tests)))
 
     def decided(self, is_for: bool) -> list[float]:
         """Return the p-values below the level of the tests for the claim, or of those against it."""
@@ -349,12 +339,12 @@ class Tested:
         ]
 
 
-def judge_claims(claims: Sequence[Claim], findings: Findings) -> list[Tested]:
+def judge_claims(claims: Sequence[Claim], findings: Findings) -> list[Judged]:
     """Test the claims of a study, with p-values corrected for all tests of the study."""
     tests = [claim.tests(findings) for claim in claims]
     corrected = iter(holm([test.p_value for each in tests for test in each]))
     return [
-        Tested(claim, tuple(each), tuple(next(corrected) for _ in each))
+        Judged(claim, tuple(each), tuple(next(corrected) for _ in each))
         for claim, each in zip(claims, tests, strict=True)
     ]
 

@@ -20,17 +20,14 @@ from tempbalance.report.statistics import Paired, verdict_text
 from tempbalance.runlog import RunFolder, write_whole
 
 # ends within minutes on two cores with the digits; a quarter of the width has a quarter of the eigenvalues
-SMALL = {"epochs": 12, "width": 0.25, "min_eigenvalues": 12}
+_SMALL = {"epochs": 12, "width": 0.25, "min_eigenvalues": 12}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of a method over its seeds.
+    """Results of a method over its seeds: test accuracies in percent after the last epoch, one a seed.
 
     Attributes:
-        method: Its name.
-        accuracies: Test accuracy in percent after the last epoch, one a seed.
-        mean, std: Of the accuracies; the standard deviation is that of the sample, ``None`` for one seed.
         difference, interval: Mean of the paired differences to the first method and half the width of its 95 %
             interval; the interval is ``None`` with fewer than two seeds.
         alpha_spread: Standard deviation of alpha over the layers at the end, mean over the seeds; ``None`` where no
@@ -51,16 +48,12 @@ def plan(
 ) -> list[ImageRecipe]:
     """Return the recipes of a comparison, one for each method and seed, and for each control of a balanced method.
 
-    Without a learning rate in the options, each method has its usual one. On the digits, `SMALL` gives epochs, width
-    and min_eigenvalues unless the options do.
-
-    Raises:
-        ValueError: If a method is named twice, or an option is out of range.
+    Without a learning rate in the options, each method has its usual one. On the digits, epochs, width and
+    min_eigenvalues are small unless the options say otherwise.
     """
     if twice := [name for name in methods if methods.count(name) > 1]:
         raise ValueError(f"methods must be named once, got {twice[0]!r} twice")
-    small = SMALL if options.get("dataset", "digits") == "digits" else {}
-    given = {**small, **options}
+    given = {**(_SMALL if options.get("dataset", "digits") == "digits" else {}), **options}
     found = []
     for seed in seeds:
         for method in methods:
@@ -99,11 +92,7 @@ def doubts(options: Mapping[str, Any], recipes: Sequence[ImageRecipe]) -> list[s
 
 
 def summarize(recipes: Sequence[ImageRecipe], folder: Path) -> list[Comparison]:
-    """Summarize the complete runs of each method, with differences from the first one seed by seed.
-
-    Raises:
-        DivergedError: If a run diverged.
-    """
+    """Summarize the complete runs of each method, with differences from the first one seed by seed."""
     found = []
     reference: tuple[float, ...] = ()
     for method in dict.fromkeys(map(_label, recipes)):
@@ -116,17 +105,9 @@ def summarize(recipes: Sequence[ImageRecipe], folder: Path) -> list[Comparison]:
         reference = reference or accuracies
         test = Paired(tuple(ours - theirs for ours, theirs in zip(accuracies, reference, strict=True)))
         spreads = [pstdev(alphas) for run in runs if (alphas := last_alphas(run))]
-        found.append(
-            Comparison(
-                method,
-                accuracies,
-                fmean(accuracies),
-                stdev(accuracies) if len(accuracies) > 1 else None,
-                test.mean,
-                test.interval,
-                fmean(spreads) if spreads else None,
-            )
-        )
+        std = stdev(accuracies) if len(accuracies) > 1 else None
+        spread = fmean(spreads) if spreads else None
+        found.append(Comparison(method, accuracies, fmean(accuracies), std, test.mean, test.interval, spread))
     return found
 
 
@@ -168,10 +149,11 @@ def _with_spread(mean: str, spread: float | None) -> str:
 
 def verdict(comparisons: Sequence[Comparison]) -> list[str]:
     """Describe each difference from the first method in a sentence, and how much of it remains over controls."""
-    sentences = []
+    first, *others = comparisons
     outcomes = {each.method: dict(enumerate(each.accuracies)) for each in comparisons}
-    for each in comparisons[1:]:
-        found = verdict_text(each.difference, each.interval, num_seeds=len(each.accuracies))
-        sentences.append(f"{each.method} - {comparisons[0].method} = {found}")
-    effects = [effect_text(outcomes, each.method, comparisons[0].method, ACCURACY) for each in comparisons[1:]]
-    return sentences + [text for text in effects if text]
+    found = []
+    for each in others:
+        text = verdict_text(each.difference, each.interval, num_seeds=len(each.accuracies))
+        found.append(f"{each.method} - {first.method} = {text}")
+    effects = (effect_text(outcomes, each.method, first.method, ACCURACY) for each in others)
+    return found + [text for text in effects if text]

@@ -14,24 +14,18 @@ from typing import Any
 from tempbalance.lab.jobs import Job
 from tempbalance.lab.options import CONTROLS, pretty
 from tempbalance.lab.paper import PaperResult
-from tempbalance.lab.points import NAMED, Point, Preset, cell_key
+from tempbalance.lab.points import NAMED, Point, Preset
 from tempbalance.lab.recipe import ACCURACY, SEEDS, Measure, find_kind
 from tempbalance.report.statistics import LEVEL, Paired, holm, paired
 from tempbalance.runlog import Line, RunFolder
 
 Seconds = tuple[float, float | None]
+_CONTROLS = {"shuffled": "its scales shuffled", "mean": "their mean for every layer"}
 
 
 @dataclass(frozen=True)
 class Tried:
-    """Complete runs of a point.
-
-    Attributes:
-        point: The setting.
-        runs: Folders of complete runs by seed.
-        results: Results of these runs by seed.
-        diverged: The epoch in which a run diverged, by seed.
-    """
+    """Complete runs of a point by seed, and the epoch in which others diverged."""
 
     point: Point
     runs: Mapping[int, RunFolder]
@@ -45,18 +39,17 @@ class Tried:
 
     @property
     def measure(self) -> Measure:
-        """Measure by which its runs are judged."""
         return find_kind(self.point.options.get("kind", "images")).measure
 
-    @property
-    def is_best_reported(self) -> bool:
-        """Whether the best epoch counts instead of the last one: where validation data choose it."""
-        return bool(self.point.recipe(SEEDS[0]).best_by)
+    @cached_property
+    def chosen_by(self) -> str:
+        """Validation metric that chooses the epoch that counts; empty if the last one does."""
+        return self.point.recipe(SEEDS[0]).best_by
 
-    @property
+    @cached_property
     def outcomes(self) -> dict[int, float]:
         """Value of the measure by seed."""
-        return self.values(best=self.is_best_reported)
+        return self.values(best=bool(self.chosen_by))
 
     def values(self, *, best: bool) -> dict[int, float]:
         """Return the measure by seed, after the last epoch or at the best one, of the runs that have it."""
@@ -65,20 +58,24 @@ class Tried:
 
     @property
     def mean(self) -> float | None:
-        """Mean of the outcomes."""
         return fmean(self.outcomes.values()) if self.results else None
+
+    @property
+    def std(self) -> float | None:
+        return stdev(self.outcomes.values()) if len(self.results) > 1 else None
 
     @cached_property
     def validation(self) -> dict[int, float]:
         """Validation metric at the best epoch by seed; empty where no validation data choose it."""
-        by = self.point.recipe(SEEDS[0]).best_by
+        by = self.chosen_by
         found = {seed: [line[by] for line in run.metrics if by in line] for seed, run in self.runs.items() if by}
         return {seed: max(values, key=self.measure.sign) for seed, values in found.items() if values}
 
     @property
-    def std(self) -> float | None:
-        """Sample standard deviation of the outcomes."""
-        return stdev(self.outcomes.values()) if len(self.results) > 1 else None
+    def rank(self) -> tuple[int, float]:
+        """Larger for better points: fewer diverged runs first, then the mean, of validation where there is one."""
+        mean = fmean(self.validation.values()) if self.validation else self.mean
+        return -len(self.diverged), -math.inf if mean is None else self.measure.sign(mean)
 
     def seconds(self, name: str) -> Seconds | None:
         """Return seconds with their standard deviation, each a mean over the seeds; ``None`` if not measured.
@@ -86,76 +83,41 @@ class Tried:
         Args:
             name: ``epoch`` of training alone, one ``balancing``, or all of an epoch: ``balancing_an_epoch``.
         """
-        measured = name.removesuffix("_an_epoch")
-        results = [result for result in self.results.values() if f"{measured}_seconds" in result]
-        times = [1.0 if measured == name else each["num_balancings"] / each["epochs"] for each in results]
-        means = [each[f"{measured}_seconds"] * factor for each, factor in zip(results, times, strict=True)]
-        found = zip(results, times, strict=True)
-        spreads = [r[f"{measured}_seconds_std"] * factor for r, factor in found if f"{measured}_seconds_std" in r]
+        key = f"{name.removesuffix('_an_epoch')}_seconds"
+        means, spreads = [], []
+        for result in self.results.values():
+            times = result["num_balancings"] / result["epochs"] if name.endswith("_an_epoch") and key in result else 1.0
+            means += [result[key] * times] if key in result else []
+            spreads += [result[f"{key}_std"] * times] if f"{key}_std" in result else []
         return (fmean(means), fmean(spreads) if spreads else None) if means else None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Place in a study's table.
-
-    Attributes:
-        labels: Its labels by name.
-        tried: The points of its grid.
-        num_seeds: Number of seeds that each point needs.
-    """
+    """Place in a study's table: its labels, the points of its grid, and the number of seeds that each needs."""
 
     labels: Mapping[str, Any]
     tried: tuple[Tried, ...]
     num_seeds: int
 
     @property
+    def key(self) -> str:
+        return self.tried[0].point.key
+
+    @property
     def paper(self) -> PaperResult | None:
-        """The paper's result."""
         return next((each.point.paper for each in self.tried if each.point.paper is not None), None)
 
     @cached_property
-    def best(self) -> Tried | None:
-        """The point with the best mean among those with the most seeds; ``None`` without a run that ended.
-
-        Means are of the validation metric where there is one. A point with a diverged run is worse than one without.
-        """
+    def best(self) -> Tried:
+        """The best point among those with the most seeds; without a run that ended, the first."""
         most = max(each.num_done for each in self.tried)
-        return max((each for each in self.tried if each.num_done == most), key=_rank) if most else None
-
-    @property
-    def diverged(self) -> Mapping[int, int]:
-        """Diverged runs of the best point, as `Tried.diverged`."""
-        return self.best.diverged if self.best is not None else {}
-
-    @property
-    def runs(self) -> list[RunFolder]:
-        """Complete runs of the best point."""
-        return list(self.best.runs.values()) if self.best is not None else []
-
-    @property
-    def mean(self) -> float | None:
-        """Mean of the best point."""
-        return None if self.best is None else self.best.mean
-
-    @property
-    def std(self) -> float | None:
-        """Standard deviation of the best point."""
-        return None if self.best is None else self.best.std
-
-    def seconds(self, name: str) -> Seconds | None:
-        """Return seconds of the best point, as `Tried.seconds`."""
-        return None if self.best is None else self.best.seconds(name)
+        return max((each for each in self.tried if each.num_done == most), key=lambda each: each.rank)
 
     @property
     def is_complete(self) -> bool:
         """Whether every point of its grid has all its seeds."""
         return all(each.num_done == self.num_seeds for each in self.tried)
-
-    @property
-    def outcomes(self) -> dict[int, float]:
-        """Outcomes of the best point."""
-        return self.best.outcomes if self.best is not None else {}
 
     @property
     def panel(self) -> str:
@@ -165,20 +127,13 @@ class Cell:
     @property
     def setting(self) -> str:
         """Network, data and all labels but the method."""
-        return ", ".join(
-            [self.panel, *(label_text(name, self.labels[name]) for name in self.labels if name not in NAMED)]
-        )
+        others = (label_text(name, value) for name, value in self.labels.items() if name not in NAMED)
+        return ", ".join([self.panel, *others])
 
     @property
     def rates(self) -> list[float]:
         """Base rates of its grid."""
         return sorted({float(each.point.options["lr"]) for each in self.tried if "lr" in each.point.options})
-
-
-def _rank(tried: Tried) -> tuple[int, float]:
-    """Return a number that is larger for better points: fewer diverged runs first, then the mean."""
-    mean = fmean(tried.validation.values()) if tried.validation else tried.mean
-    return -len(tried.diverged), -math.inf if mean is None else tried.measure.sign(mean)
 
 
 @dataclass(frozen=True)
@@ -202,27 +157,30 @@ class Findings:
     damaged: tuple[str, ...] = ()
 
     @property
+    def tried(self) -> list[Tried]:
+        """All points of all cells."""
+        return [each for cell in self.cells for each in cell.tried]
+
+    @property
     def measure(self) -> Measure:
-        """Measure by which its runs are judged."""
-        return self.cells[0].tried[0].measure if self.cells else ACCURACY
+        return self.tried[0].measure if self.cells else ACCURACY
 
     @property
     def num_runs(self) -> tuple[int, int]:
         """Number of complete runs, and of all runs."""
-        tried = [each for cell in self.cells for each in cell.tried]
-        return sum(each.num_done for each in tried), len(tried) * len(self.seeds)
+        return sum(each.num_done for each in self.tried), len(self.tried) * len(self.seeds)
 
     @property
     def is_best_reported(self) -> bool:
         """Whether the best epoch counts instead of the last one."""
-        return bool(self.cells) and self.cells[0].tried[0].is_best_reported
+        return bool(self.cells and self.tried[0].chosen_by)
 
     @property
     def subtitle(self) -> str:
         """Preset and data in a line, for every table and figure."""
         if not self.cells:
             return f"preset {self.preset.name}: nothing is trained"
-        recipes = [each.point.recipe(self.seeds[0]) for cell in self.cells for each in cell.tried]
+        recipes = [each.point.recipe(self.seeds[0]) for each in self.tried]
         data = "; ".join(dict.fromkeys(recipe.data_text for recipe in recipes))
         sizes = "; ".join(map(_listed, zip(*(recipe.size_text.split("; ") for recipe in recipes), strict=True)))
         text = f"preset {self.preset.name}: {data}; {sizes}; seeds {', '.join(map(str, self.seeds))}"
@@ -233,8 +191,7 @@ class Findings:
     def notes(self) -> list[str]:
         """Warnings about runs that are damaged, or that none is complete yet."""
         found = [f"skipped: {damage}" for damage in self.damaged]
-        tried = [each for cell in self.cells for each in cell.tried]
-        if number := sum(len(each.diverged) for each in tried):
+        if number := sum(len(each.diverged) for each in self.tried):
             found.append(
                 f"{number} run{'s' * (number > 1)} diverged. A setting with one is worse than all settings without, "
                 "and in tests the run has the worst outcome of all runs."
@@ -248,10 +205,15 @@ class Findings:
         """Name of the cells that others are tested against."""
         return ", ".join(label_text(name, value) for name, value in self.reference.items())
 
+    def find(self, cell: Cell, labels: Mapping[str, Any]) -> Cell | None:
+        """Return the cell with the labels of another one but for these."""
+        wanted = {**cell.labels, **labels}
+        return next((each for each in self.cells if each.labels == wanted), None)
+
     def compared_with(self, cell: Cell) -> Cell | None:
         """Return the reference of a cell; ``None`` for the reference itself, or where there is none."""
-        labels = {**cell.labels, **self.reference}
-        return next((each for each in self.cells if each.labels == labels and each is not cell), None)
+        found = self.find(cell, self.reference)
+        return None if found is cell else found
 
     def against(self, cell: Cell) -> Paired | None:
         """Test a cell against its reference seed by seed; ``None`` without a reference or a common seed."""
@@ -282,14 +244,12 @@ class Findings:
 
     def outcomes(self, cell: Cell) -> dict[int, float]:
         """Return the outcomes of a cell by seed; a diverged run has the worst outcome of all runs of the study."""
-        found = dict(cell.outcomes)
-        if cell.diverged and self._worst is not None:
-            found |= dict.fromkeys(cell.diverged, self._worst)
-        return found
+        worst = {} if self._worst is None else dict.fromkeys(cell.best.diverged, self._worst)
+        return cell.best.outcomes | worst
 
     @cached_property
     def _worst(self) -> float | None:
-        values = [value for cell in self.cells for each in cell.tried for value in each.outcomes.values()]
+        values = [value for each in self.tried for value in each.outcomes.values()]
         return min(values, key=self.measure.sign, default=None)
 
     def raw(self, command: str) -> str:
@@ -303,8 +263,8 @@ class Findings:
             "command": command,
             "about": self.subtitle,
             "baseline": self.reference.get("method"),
+            "measure": asdict(self.measure),
         }
-        head["measure"] = asdict(self.measure)
         rows = []
         for cell in self.cells:
             for tried in cell.tried:
@@ -320,18 +280,15 @@ class Findings:
     @property
     def verdicts(self) -> list[str]:
         """How many paired tests of each balanced setting show a difference, corrected for their number."""
-        tested = [
-            (cell, test)
-            for cell in self.cells
-            if str(cell.labels["method"]).startswith("tb") and (test := self.against(cell)) is not None
-        ]
+        balanced = [cell for cell in self.cells if str(cell.labels["method"]).startswith("tb")]
+        tested = [(cell, test) for cell in balanced if (test := self.against(cell)) is not None]
         corrected = holm([test.p_value for _, test in tested])
         found: dict[str, list[tuple[float, float | None]]] = {}
         for (cell, test), p_value in zip(tested, corrected, strict=True):
             ours = ", ".join(label_text(name, cell.labels[name]) for name in self.reference)
             found.setdefault(ours, []).append((test.mean, p_value))
-        others = (other for cell, _ in tested if (other := self.compared_with(cell)) is not None)
-        so_far = "" if all(cell.is_complete for cell in (*(cell for cell, _ in tested), *others)) else "so far, "
+        used = [each for cell, _ in tested for each in (cell, self.compared_with(cell)) if each is not None]
+        so_far = "" if all(cell.is_complete for cell in used) else "so far, "
         return [f"{ours} against {self.reference_text}: {so_far}{self._counts(each)}" for ours, each in found.items()]
 
     def _counts(self, found: Sequence[tuple[float, float | None]]) -> str:
@@ -340,11 +297,8 @@ class Findings:
         better, worse, cells = sum(sign > 0 for sign in signs), sum(sign < 0 for sign in signs), len(found)
         low, high = min(mean for mean, _ in found), max(mean for mean, _ in found)
         between = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
-        return (
-            f"better in {better} of {cells} cells, worse in {worse} (p < {LEVEL:g}, corrected); "
-            f"difference {between} {self.measure.points}".rstrip()
-            + "."
-        )
+        counted = f"better in {better} of {cells} cells, worse in {worse} (p < {LEVEL:g}, corrected)"
+        return f"{counted}; difference {between} {self.measure.points}".rstrip() + "."
 
 
 def effect_text(outcomes: Mapping[str, Mapping[int, float]], method: str, baseline: str, measure: Measure) -> str:
@@ -359,20 +313,18 @@ def effect_text(outcomes: Mapping[str, Mapping[int, float]], method: str, baseli
     Returns:
         Sentences; empty without a common seed, or if the method has no control.
     """
-    over = {name: outcomes.get(f"{method}, {name}", {}) for name in CONTROLS}
-    tests = {name: test for name, each in over.items() if (test := paired(outcomes[method], each)) is not None}
+    over = {name: paired(outcomes[method], outcomes.get(f"{method}, {name}", {})) for name in CONTROLS}
+    tests = {_CONTROLS[name]: test for name, test in over.items() if test is not None}
     total = paired(outcomes[method], outcomes.get(baseline, {}))
     if total is None or not tests:
         return ""
-    words = {"shuffled": "its scales shuffled", "mean": "their mean for every layer"}
-    parts = [f"against {words[name]} {difference_text(test, measure)}" for name, test in tests.items()]
+    parts = [f"against {words} {difference_text(test, measure)}" for words, test in tests.items()]
     text = f"{pretty(method)} against {pretty(baseline)} {difference_text(total, measure)}; {', '.join(parts)}."
-    if not _shown(total):
+    if not _is_shown(total):
         return f"{text} There is no effect to explain."
     is_gain = measure.sign(total.mean) > 0
-    kept = [words[name] for name, test in tests.items() if _shown(test) and (measure.sign(test.mean) > 0) == is_gain]
-    lost = [words[name] for name in tests if words[name] not in kept]
     what = "gain" if is_gain else "loss"
+    lost = [words for words, test in tests.items() if not _is_shown(test) or (measure.sign(test.mean) > 0) != is_gain]
     if not lost:
         return f"{text} The {what} is shown over every control: it is due to which layer has which scale."
     return f"{text} The {what} is not shown over {' and '.join(lost)}: that spectra matter is not shown."
@@ -383,11 +335,11 @@ def difference_text(test: Paired, measure: Measure) -> str:
     if test.interval is None:
         return f"{test.mean:+.2f} {measure.points}".rstrip() + " (one seed)"
     is_better = measure.sign(test.mean) > 0
-    verdict = ("better" if is_better else "worse") if _shown(test) else "not shown"
+    verdict = ("better" if is_better else "worse") if _is_shown(test) else "not shown"
     return f"{test.mean:+.2f} ± {test.interval:.2f} {measure.points}".rstrip() + f" ({verdict})"
 
 
-def _shown(test: Paired) -> bool:
+def _is_shown(test: Paired) -> bool:
     return test.interval is not None and abs(test.mean) > test.interval
 
 
@@ -409,16 +361,20 @@ def find_cells(points: Sequence[Point], seeds: Sequence[int], folder: Path) -> t
     cells: dict[str, list[Tried]] = {}
     for point in points:
         jobs = {seed: Job(recipe := point.recipe(seed), folder / recipe.id) for seed in seeds}
-        runs = {seed: job.run for seed, job in jobs.items() if not job.damage}
-        ended = {seed: result for seed in runs if (result := jobs[seed].result) is not None}
+        ended = {seed: result for seed, job in jobs.items() if not job.damage and (result := job.result) is not None}
         results = {seed: result for seed, result in ended.items() if "diverged" not in result}
         diverged = {seed: result["diverged_epoch"] for seed, result in ended.items() if "diverged" in result}
-        tried = Tried(point, {seed: runs[seed] for seed in results}, results, diverged)
-        cells.setdefault(cell_key(point), []).append(tried)
+        tried = Tried(point, {seed: jobs[seed].run for seed in results}, results, diverged)
+        cells.setdefault(point.key, []).append(tried)
     return tuple(Cell(each[0].point.cell, tuple(each), len(seeds)) for each in cells.values())
+
+
+def last_lines(run: RunFolder) -> list[Line]:
+    """Return the lines of the layers with an alpha at the last scoring of a run."""
+    lines = run.layers
+    return [line for line in lines if line["epoch"] == lines[-1]["epoch"] and line["alpha"] is not None]
 
 
 def last_alphas(run: RunFolder) -> list[float]:
     """Return alpha of every layer at the last scoring of a run."""
-    lines = run.layers
-    return [line["alpha"] for line in lines if line["epoch"] == lines[-1]["epoch"] and line["alpha"] is not None]
+    return [line["alpha"] for line in last_lines(run)]

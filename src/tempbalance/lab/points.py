@@ -1,12 +1,15 @@
-"""Points: settings that a study trains, from the paper's grids, in the size of a preset."""
+"""Points: settings that a study trains, from the paper's grids or of our own, in the size of a preset."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from tempbalance.errors import unknown
 from tempbalance.lab.images.recipe import ImageRecipe
@@ -16,16 +19,18 @@ from tempbalance.lab.recipe import SEEDS, BalancingRecipe, BaseRecipe, ScoredRec
 
 NAMED = ("dataset", "model", "method")
 PAPER_STEPS = 390  # of an epoch of CIFAR at batch 128, in which the paper counts
-DIGITS = {"cifar100": "digits"}  # stand-in of most studies
 _SEARCHED = (
     "lr", "snr", "scale_range", "tail_fraction", "interval", "restart_epochs", "restart_factor", "lookahead_steps",
     "lookahead_alpha",
 )  # fmt: skip
 # The paper's numbers are of its published code; docs/numbers.md says what differs and by how much.
-PUBLISHED = {"tail": "median_published", "norms": "name", "snr_iterations": 5, "flip": True}
+_PUBLISHED = {"tail": "median_published", "norms": "name", "snr_iterations": 5, "flip": True}
 _MIN_EIGENVALUES = 50
-BY_TYPE = "embedding=5,head=5"  # control of networks with embeddings: no spectra
-_LIMIT, _TEST_LIMIT = 10_000, 2_000  # images in small presets; the digits are fewer
+_BY_TYPE = "embedding=5,head=5"  # control of networks with embeddings: no spectra
+_LIMITS = {"limit": 10_000, "test_limit": 2_000}  # images in small presets; the digits are fewer
+
+Options = Mapping[str, Any]
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Preset:
         name: ``paper``, ``laptop`` or ``smoke``.
         seeds: Seeds of each point.
         about: Description in a few words.
-        options: Options set in every recipe; none for the paper's preset.
+        options: Options set in every recipe of images; none for the paper's preset.
         width: Factor on the paper's widths.
         dataset: Replaces the paper's data; ``None`` for each study's own choice.
     """
@@ -44,14 +49,18 @@ class Preset:
     name: str
     seeds: tuple[int, ...]
     about: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     width: float = 1.0
     dataset: str | None = None
 
     @property
     def is_paper(self) -> bool:
-        """Whether it is the paper's own."""
         return not self.options
+
+    def chosen(self, options: Options) -> dict[str, Any]:
+        """Return options in this preset: a value that is a mapping has one for each preset, or none."""
+        found = {name: each.get(self.name) if isinstance(each, Mapping) else each for name, each in options.items()}
+        return {name: each for name, each in found.items() if each is not None}
 
 
 PRESETS = {
@@ -64,11 +73,7 @@ PRESETS = {
 
 
 def find_preset(name: str, *, dataset: str | None = None) -> Preset:
-    """Return a preset by its name, with its data replaced by a known dataset or a path.
-
-    Raises:
-        ValueError: If there is no such preset, with the closest name, or its data cannot be replaced.
-    """
+    """Return a preset by its name, with its data replaced by a known dataset or a path."""
     if name not in PRESETS:
         raise ValueError(unknown("preset", name, PRESETS))
     if dataset is None:
@@ -96,16 +101,29 @@ class Point:
         is_paper: Whether the paper trained it, in the preset ``paper``.
     """
 
-    cell: Mapping[str, Any]
-    options: Mapping[str, Any]
+    cell: Options
+    options: Options
     paper: PaperResult | None = None
     is_best: bool = False
     stands_for: str | None = None
     is_paper: bool = True
 
+    @property
+    def key(self) -> str:
+        """The same text for all points of a cell."""
+        return repr(sorted(self.cell.items()))
+
     def recipe(self, seed: int) -> BaseRecipe:
-        """Return the recipe with a seed."""
         return make_recipe({**self.options, "seed": seed})
+
+    def having(self, **options: Any) -> Point:
+        """Return the point with other options."""
+        return replace(self, options={**self.options, **options})
+
+    def variant(self, name: str, options: Options) -> Point:
+        """Return a point with another method or name of it, and other options; the paper did not train it."""
+        cell, made = {**self.cell, "method": name}, {**self.options, **options}
+        return replace(self, cell=cell, options=made, paper=None, is_best=False, is_paper=False)
 
     def settings_text(self, skip: Container[str] = NAMED) -> str:
         """List the searched and varied options that the method uses, without the labels to skip."""
@@ -116,9 +134,33 @@ class Point:
         return ", ".join(f"{name} {pretty(value)}" for name, value in used.items())
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Points of a table of the paper, in the size of a preset.
+class FileEntry(BaseModel):
+    """Part of a study's entry in a file; a field that it does not have is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Trained(FileEntry):
+    """Points crossed with variants of methods.
+
+    Attributes:
+        options: Options of all points, each a value or one for each preset.
+        variants: More options of a method by name: ``tb, fair`` is TB with other options. No variants: as it is.
+        only: Variants of a preset that does not train all.
+    """
+
+    options: Options = {}
+    variants: Mapping[str, Options] = {}
+    only: Mapping[str, Names] = {}
+
+    def named(self, preset: Preset) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Return the options of each variant of a preset by name."""
+        for name in self.only.get(preset.name, tuple(self.variants)):
+            yield name, {"method": name.partition(", ")[0], **preset.chosen(self.variants[name])}
+
+
+class Grid(_Trained):
+    """Points of a table of the paper, in the size of a preset. Options and variants have no number of the paper's.
 
     Attributes:
         table: Name of the table.
@@ -126,27 +168,36 @@ class Grid:
         datasets, models, methods: Only these; empty for all.
         best: Whether to train only the point of each line whose result the paper reports.
         vary: An option and its values, each a cell; the paper's result belongs to the first value.
-        stated: More points on CIFAR-100: a network, a method and the statement that has its learning rates.
+        more: Rates of further networks and methods on CIFAR-100.
         beside: Points of a baseline. The labels that it lacks have its method as their value.
         stand_ins: Replacements of the paper's data in small presets; other data are skipped there.
         smoke: Networks of the smallest preset; empty for all.
+        steps: Options in iterations of the paper's epoch, converted to the same share of an epoch.
     """
 
     table: str
-    cells: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
+    cells: Names = ()
+    datasets: Names = ()
+    models: Names = ()
+    methods: Names = ()
     best: bool = False
-    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    stated: Sequence[tuple[str, str, str]] = ()
+    vary: Mapping[str, tuple[Any, ...]] = {}
+    more: Mapping[str, Mapping[str, tuple[float, ...]]] = {}
     beside: Grid | None = None
-    stand_ins: Mapping[str, str] = field(default_factory=lambda: DIGITS)
-    smoke: tuple[str, ...] = ()
+    stand_ins: Mapping[str, str] = {"cifar100": "digits"}
+    smoke: Names = ()
+    steps: Mapping[str, int] = {}
 
     def __call__(self, preset: Preset) -> list[Point]:
         """Return the points of a preset."""
-        return reduced(self.paper_points(), preset, self.stand_ins, models=self.smoke)
+        found = reduced(self.paper_points(), preset, self.stand_ins, models=self.smoke)
+        if self.options or self.steps:
+            found = [replace(each.having(**preset.chosen(self.options)), paper=None) for each in found]
+        for name, iterations in self.steps.items():
+            found = [each.having(**{name: steps_like(iterations, each.options)}) for each in found]
+        if self.variants:
+            found = [point.variant(name, each) for point in found for name, each in self.named(preset)]
+        return found
 
     def paper_points(self) -> list[Point]:
         """Return the points in the paper's size."""
@@ -158,9 +209,43 @@ class Grid:
         found = [point for point in found if point.is_best or not self.best]
         for name, values in self.vary.items():
             found = [_with_value(point, name, value, values[0]) for point in found for value in values]
-        for each in self.stated:
-            found += _stated_points(*each)
+        for model, methods in self.more.items():
+            for method, rates in methods.items():
+                found += _stated_points(model, method, rates)
         return found + (beside(found, self.beside.paper_points()) if self.beside is not None else [])
+
+
+def _table_point(row: PaperRow, options: Options, cells: Sequence[str]) -> Point:
+    names = {name: getattr(row, name) for name in NAMED}
+    chosen = {name: options[name] for name in cells}
+    results = [each for each in row.results if all(each.options[name] == value for name, value in chosen.items())]
+    paper: PaperResult | None = BETTER[row.metric](results, key=lambda each: each.mean) if results else None
+    is_best = paper is not None and all(options[name] == value for name, value in paper.options.items())
+    return Point({**names, **chosen}, {**names, **options}, paper, is_best)
+
+
+def _with_value(point: Point, name: str, value: Any, first: Any) -> Point:
+    paper = point.paper if value == first else None
+    return replace(point.having(**{name: value}), cell={**point.cell, name: value}, paper=paper)
+
+
+def _stated_points(model: str, method: str, rates: Sequence[float]) -> list[Point]:
+    """Return a point for each learning rate that the text states, with the lab's default as the best.
+
+    AdamW and AdamP, for which the paper states no rates, are not the paper's.
+    """
+    names = {"dataset": "cifar100", "model": model, "method": method}
+    usual = ImageRecipe(method=method).lr
+    is_paper = method not in ("adamw", "adamp")
+    return [
+        Point(names, {**common_settings(), **names, "lr": rate}, is_best=rate == usual, is_paper=is_paper)
+        for rate in rates
+    ]
+
+
+def common_settings() -> dict[str, Any]:
+    """Return the options that the paper states for all its trainings of images."""
+    return {name: stated(name) for name in ("epochs", "batch_size", "weight_decay", "momentum")}
 
 
 def beside(points: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
@@ -171,6 +256,49 @@ def beside(points: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
         for point in baseline
         if (point.cell["dataset"], point.cell["model"]) in networks
     ]
+
+
+class Settings(_Trained):
+    """Points of our own: settings crossed with variants and base rates.
+
+    Attributes:
+        settings: Options of each setting, in all presets or by preset. Lists of values are crossed, and an ``lr`` that
+            is a list is searched for the best.
+        labels: Labels that tell settings apart, and the options that they are.
+        paper: Variants that the paper trained.
+        stands_for: The paper's dataset that small presets replace.
+    """
+
+    settings: Mapping[str, tuple[Options, ...]] | tuple[Options, ...] = ({},)
+    labels: Mapping[str, str] = {}
+    paper: Names = ()
+    stands_for: str | None = None
+
+    def __call__(self, preset: Preset) -> list[Point]:
+        """Return the points of a preset."""
+        found = []
+        for setting in self._crossed(preset):
+            rates = setting.pop("lr", None)
+            for name, variant in self.named(preset):
+                options = {**setting, **variant}
+                labels = {label: options[option] for label, option in self.labels.items()}
+                cell = {"dataset": options["dataset"], "model": options["model"], "method": name, **labels}
+                stands_for = None if preset.is_paper else self.stands_for
+                point = Point(cell, options, stands_for=stands_for, is_paper=name in self.paper)
+                found += [point] if rates is None else [point.having(lr=rate) for rate in rates]
+        return found
+
+    def _crossed(self, preset: Preset) -> list[dict[str, Any]]:
+        """Return the options of each setting; given data replace its own, or choose the settings that have them."""
+        found = []
+        for each in self.settings[preset.name] if isinstance(self.settings, Mapping) else self.settings:
+            options = {**preset.chosen(self.options), **preset.chosen(each)}
+            lists = [
+                value if isinstance(value, tuple) and name != "lr" else (value,) for name, value in options.items()
+            ]
+            found += [dict(zip(options, values, strict=True)) for values in product(*lists)]
+        given = {} if preset.dataset is None else {"dataset": preset.dataset}
+        return [each for each in found if each["dataset"] == preset.dataset] or [{**each, **given} for each in found]
 
 
 def with_controls(points: Sequence[Point]) -> list[Point]:
@@ -184,95 +312,14 @@ def with_controls(points: Sequence[Point]) -> list[Point]:
         assignments = {name: f"{name}:{recipe.assignment}" for name in CONTROLS}
         is_plain = isinstance(recipe, BalancingRecipe) and not (recipe.reference or recipe.shrink or recipe.decay_range)
         if recipe.kind == "language" and is_plain:
-            assignments["by type"] = BY_TYPE
-        found += [variant(point, name, {"assignment": each}) for name, each in assignments.items()]
+            assignments["by type"] = _BY_TYPE
+        for name, assignment in assignments.items():
+            found.append(point.variant(f"{point.cell['method']}, {name}", {"assignment": assignment}))
     return found
 
 
-def variant(point: Point, name: str, options: Mapping[str, Any]) -> Point:
-    """Return a point with other options, named after the method; the paper did not train it."""
-    cell = {**point.cell, "method": f"{point.cell['method']}, {name}"}
-    options = {**point.options, **options}
-    return replace(point, cell=cell, options=options, paper=None, is_best=False, is_paper=False)
-
-
-def over_rates(points: Sequence[Point], rates: Sequence[float]) -> list[Point]:
-    """Return each point at each base rate; the best of them counts."""
-    return [replace(point, options={**point.options, "lr": rate}) for point in points for rate in rates]
-
-
-def _table_point(row: PaperRow, options: Mapping[str, Any], cells: Sequence[str]) -> Point:
-    names = {name: getattr(row, name) for name in NAMED}
-    chosen = {name: options[name] for name in cells}
-    results = [each for each in row.results if all(each.options[name] == value for name, value in chosen.items())]
-    paper: PaperResult | None = BETTER[row.metric](results, key=lambda each: each.mean) if results else None
-    is_best = paper is not None and all(options[name] == value for name, value in paper.options.items())
-    return Point({**names, **chosen}, {**names, **options}, paper, is_best)
-
-
-def _with_value(point: Point, name: str, value: Any, first: Any) -> Point:
-    cell, options = {**point.cell, name: value}, {**point.options, name: value}
-    return replace(point, cell=cell, options=options, paper=point.paper if value == first else None)
-
-
-def _stated_points(model: str, method: str, statement: str) -> list[Point]:
-    """Return a point for each learning rate that the text states, with the lab's default as the best.
-
-    AdamW and AdamP, for which the paper states no rates, are not the paper's.
-    """
-    names = {"dataset": "cifar100", "model": model, "method": method}
-    usual = ImageRecipe(method=method).lr
-    is_paper = method not in ("adamw", "adamp")
-    return [
-        Point(names, {**common_settings(), **names, "lr": rate}, is_best=rate == usual, is_paper=is_paper)
-        for rate in stated(statement)
-    ]
-
-
-def common_settings() -> dict[str, Any]:
-    """Return the options that the paper states for all its trainings of images."""
-    return {name: stated(name) for name in ("epochs", "batch_size", "weight_decay", "momentum")}
-
-
-@dataclass(frozen=True)
-class Variants:
-    """ResNet18 at the settings that the paper found best for TB, with other options; no number of the paper's.
-
-    On a laptop it trains on Fashion-MNIST instead of CIFAR-10, with half the preset's width.
-
-    Attributes:
-        options: Options by the name of the variant, which takes the place of a method. The smallest preset trains the
-            first three.
-        laptop: Variants that a laptop has time for; empty for all.
-    """
-
-    options: Mapping[str, Mapping[str, Any]]
-    laptop: tuple[str, ...] = ()
-
-    def __call__(self, preset: Preset) -> list[Point]:
-        """Return the points of a preset."""
-        small = {"width": 0.125, "limit": 4_000} if preset.name == "laptop" else {}
-        names = self.laptop if self.laptop and preset.name == "laptop" else tuple(self.options)
-        stand_ins = {"cifar10": "fashion_mnist"}
-        best = Grid("main", (), ("cifar10", "cifar100"), ("resnet18",), ("tb",), best=True, stand_ins=stand_ins)
-        return [
-            replace(
-                point,
-                cell={**point.cell, "method": name},
-                options={"method": "tb", **point.options, **small, **self.options[name]},
-                paper=None,
-                is_best=False,
-                is_paper=False,
-            )
-            for point in best(preset)
-            for name in names[: 3 if preset.name == "smoke" else None]
-        ]
-
-
-def reduced(
-    points: Sequence[Point], preset: Preset, data: Mapping[str, str] = DIGITS, *, models: Sequence[str] = ()
-) -> list[Point]:
-    """Return the paper's points in the size of a preset.
+def reduced(points: Sequence[Point], preset: Preset, data: Mapping[str, str], *, models: Names = ()) -> list[Point]:
+    """Return the paper's points of images in the size of a preset.
 
     The paper's preset has all of them. The others replace the data, train only the paper's best point of each grid, or
     the first where the paper names none, and have smaller widths and fewer epochs. A start of balancing after the last
@@ -290,14 +337,14 @@ def reduced(
     grids: dict[str, list[Point]] = {}
     for point in points:
         if point.cell["dataset"] in data and not (is_smoke and models and point.cell["model"] not in models):
-            grids.setdefault(cell_key(point), []).append(point)
+            grids.setdefault(point.key, []).append(point)
     small: dict[str, Point] = {}
     for grid in grids.values():
         point = next((each for each in grid if each.is_best), grid[0])
         stand_in = "digits" if is_smoke else data[point.cell["dataset"]]
         each = _small(point, preset, preset.dataset or stand_in)
         if each.options.get("start", 0) < each.options["epochs"]:
-            small.setdefault(cell_key(each), each)
+            small.setdefault(each.key, each)
     return list(small.values())
 
 
@@ -305,15 +352,10 @@ def _as_published(point: Point) -> Point:
     """Return a point of images with the forms of the published code, where its options do not say otherwise."""
     if point.cell["dataset"] not in DATASETS:
         return point
-    options = {**PUBLISHED, **point.options}
+    options = {**_PUBLISHED, **point.options}
     if options["tail"] == "median":
-        options["tail"] = PUBLISHED["tail"]
+        options["tail"] = _PUBLISHED["tail"]
     return replace(point, options=options)
-
-
-def cell_key(point: Point) -> str:
-    """Return the same text for all points of a cell."""
-    return repr(sorted(point.cell.items()))
 
 
 def _small(point: Point, preset: Preset, dataset: str) -> Point:
@@ -322,7 +364,7 @@ def _small(point: Point, preset: Preset, dataset: str) -> Point:
     # a narrower network scores the layers that the paper's width would
     options["min_eigenvalues"] = max(3, round(_MIN_EIGENVALUES * preset.width))
     if "limit" not in options and dataset != "digits":
-        options.update(limit=_LIMIT, test_limit=_TEST_LIMIT)
+        options.update(_LIMITS)
     if "restart_epochs" in options:
         share = options["restart_epochs"] / point.options["epochs"]
         options["restart_epochs"] = max(1, round(options["epochs"] * share))
@@ -332,7 +374,7 @@ def _small(point: Point, preset: Preset, dataset: str) -> Point:
     return replace(point, cell=cell, options=options, stands_for=point.cell["dataset"])
 
 
-def steps_like(iterations: int, options: Mapping[str, Any]) -> int:
+def steps_like(iterations: int, options: Options) -> int:
     """Convert iterations of the paper's epoch to the same share of an epoch with these options, in steps."""
     num_images = _num_training(options["dataset"])
     num_steps = min(num_images, options.get("limit") or num_images) // int(options["batch_size"])

@@ -1,30 +1,31 @@
 """Studies: what is trained, against what it is tested, and how the results are presented.
 
-Each module of `tempbalance.lab.studies` has ``STUDIES``, a tuple of `Study`. A study is added by one entry there.
+The YAML files in `tempbalance.lab.studies` have an entry for each study, with the fields of `Study`. Functions that
+an entry names, such as ``layers.present_alpha``, are in the modules beside them.
 """
 
 from __future__ import annotations
 
-import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Discriminator, Field, Tag, ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from tempbalance.errors import unknown
+from tempbalance.errors import quoted, unknown
 from tempbalance.lab import studies as folder_of_studies
-from tempbalance.lab.claims import Claim, claims_table, judge_claims
+from tempbalance.lab.accuracy import Chart
+from tempbalance.lab.claims import AnyClaim, Function, claims_table, judge_claims
 from tempbalance.lab.findings import Findings, find_cells
 from tempbalance.lab.jobs import Job
-from tempbalance.lab.options import pretty
-from tempbalance.lab.paper import paper_statements
-from tempbalance.lab.points import PRESETS, Point, Preset, cell_key, with_controls
+from tempbalance.lab.options import pretty, read_options
+from tempbalance.lab.paper import paper_statements, resolved
+from tempbalance.lab.points import PRESETS, FileEntry, Grid, Names, Point, Preset, Settings, with_controls
 from tempbalance.lab.recipe import SEEDS, ScoredRecipe, make_recipe
 from tempbalance.report.tables import Entry, Report
 from tempbalance.runlog import RunFolder, RunFolderError
@@ -33,19 +34,26 @@ _COLUMNS = {"data": "dataset", "network": "model"}  # names of labels in reports
 
 
 class StudyError(Exception):
-    """A module without studies, or a study that is defined twice."""
+    """A file without studies, or an entry that is wrong or defined twice."""
 
 
-@dataclass(frozen=True)
-class Study:
+def _form(given: Any) -> str:
+    """Return the form of an entry's points or of its presentation: data of two kinds, or a function."""
+    if isinstance(given, Mapping):
+        return "table" if "table" in given else "data"
+    return "function"
+
+
+class Study(FileEntry):
     """An experiment.
 
     Attributes:
         name: Name on the command line.
         title: The question it asks.
         varies: What is varied, in a few words.
-        points: Returns the points of a preset.
+        source: The points of a preset; ``points`` in a file.
         present: Returns tables and charts of the findings.
+        captions: Captions of the charts by name, where ``present`` has none.
         figures: Labels of the paper's figures that show it.
         reference: Labels of the cells that others are tested against, seed by seed.
         num_seeds: Number of seeds where it is not the preset's: in all presets, or by the name of the preset.
@@ -60,15 +68,31 @@ class Study:
     name: str
     title: str
     varies: str
-    points: Callable[[Preset], list[Point]]
-    present: Callable[[Findings], Report]
-    figures: tuple[str, ...] = ()
-    reference: Mapping[str, Any] = field(default_factory=lambda: {"method": "cal"})
+    source: Annotated[
+        Annotated[Grid, Tag("table")]
+        | Annotated[Settings, Tag("data")]
+        | Annotated[Callable[[Preset], list[Point]], Function, Tag("function")],
+        Discriminator(_form),
+    ] = Field(alias="points")
+    present: Annotated[
+        Annotated[Chart, Tag("data")] | Annotated[Callable[[Findings], Report], Function, Tag("function")],
+        Discriminator(_form),
+    ]
+    captions: Mapping[str, str] = {}
+    figures: Names = ()
+    reference: Mapping[str, Any] = {"method": "cal"}
     num_seeds: int | Mapping[str, int] | None = None
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[AnyClaim, ...] = ()
     draws_alphas: bool = False
     is_timed: bool = False
-    evaluate: Callable[[Findings, Path | None], None] | None = None
+    evaluate: Annotated[Callable[[Findings, Path | None], None], Function] | None = None
+
+    def points(self, preset: Preset) -> list[Point]:
+        """Return the points of a preset; baselines are scored only where a study draws their alphas."""
+        found = self.source(preset)
+        if self.draws_alphas:
+            return found
+        return [each if _is_drawn(each, preset) else each.having(score_baseline=False) for each in found]
 
     def seeds(self, preset: Preset) -> tuple[int, ...]:
         """Return the seeds of each point."""
@@ -90,25 +114,21 @@ class Study:
             only: Values by label.
             only_paper: Whether to skip points that the paper did not train.
             controls: Whether to add the controls of each balanced point that the study does not have already.
-
-        Raises:
-            ValueError: If there is no such label, or no point has a value.
         """
         found = self.points(preset)
         if controls:
             all_points = [*found, *with_controls(found)]
-            found = list({(cell_key(each), each.recipe(SEEDS[0]).id): each for each in all_points}.values())
+            found = list({(each.key, each.recipe(SEEDS[0]).id): each for each in all_points}.values())
         found = [point for point in found if point.is_paper or not only_paper]
         for given, wanted in only.items():
             name = _COLUMNS.get(given, given)
             labels = dict.fromkeys(label for point in found for label in point.cell)
             if name not in labels:
                 raise ValueError(f"{self.name}: {unknown('label', name, labels)}")
+            values = {value: value if isinstance(value, str) else pretty(value) for value in _values(found, name)}
             for each in wanted:
-                if not any(_is_meant(each, point.cell[name]) for point in found):
-                    values = (point.cell[name] for point in found)
-                    plain = dict.fromkeys(each if isinstance(each, str) else pretty(each) for each in values)
-                    raise ValueError(f"{self.name}: {unknown(name, each, plain)}")
+                if not any(_is_meant(each, value) for value in values):
+                    raise ValueError(f"{self.name}: {unknown(name, each, dict.fromkeys(values.values()))}")
             found = [point for point in found if any(_is_meant(each, point.cell[name]) for each in wanted)]
         return found
 
@@ -138,6 +158,7 @@ class Study:
         return replace(
             shown,
             tables=[*shown.tables, *claims],
+            captions={name: shown.captions.get(name) or self.captions[name] for name in shown.charts},
             study=self.name,
             preset=findings.preset.name,
             title=f"{self.name}: {self.title}",
@@ -145,6 +166,10 @@ class Study:
             about=about[0].upper() + about[1:],
             notes=[*findings.notes, *shown.notes],
         )
+
+
+def _values(points: Sequence[Point], label: str) -> list[Any]:
+    return list(dict.fromkeys(point.cell[label] for point in points))
 
 
 def _is_meant(given: str, value: object) -> bool:
@@ -157,41 +182,30 @@ def all_studies() -> Mapping[str, Study]:
     """Return all studies by name, in alphabetical order.
 
     Raises:
-        StudyError: If a module cannot be loaded, has no studies, or defines one again.
+        StudyError: If a file cannot be read, or an entry is wrong or there already; with the study and the field.
     """
     found: dict[str, Study] = {}
-    for module in pkgutil.iter_modules(folder_of_studies.__path__):
+    for path in (each for folder in folder_of_studies.__path__ for each in sorted(Path(folder).glob("*.yaml"))):
         try:
-            studies = import_module(f"{folder_of_studies.__name__}.{module.name}").STUDIES
-        except Exception as err:
-            raise StudyError(f"the studies in {module.name}.py cannot be loaded: {type(err).__name__}: {err}") from err
-        for study in studies:
-            if not isinstance(study, Study) or study.name in found:
-                raise StudyError(
-                    f"STUDIES in {module.name}.py must be studies with different names, got "
-                    f"{getattr(study, 'name', study)!r}"
-                )
-            found[study.name] = study if study.draws_alphas else replace(study, points=_unscored(study.points))
+            entries = read_options(path)
+        except ValueError as err:
+            raise StudyError(str(err)) from err
+        for name, entry in entries.items():
+            if name in found or not isinstance(entry, Mapping):
+                wrong = "is defined twice" if name in found else f"must have fields, got {quoted(entry)}"
+                raise StudyError(f"{path.name}: study {name} {wrong}")
+            try:
+                found[name] = Study(**{"name": name, **resolved(entry)})
+            except ValidationError as err:
+                wrong = "; ".join(f"field {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in err.errors())
+                raise StudyError(f"{path.name}: study {name}: {wrong}") from err
     return dict(sorted(found.items()))
-
-
-def _unscored(points: Callable[[Preset], list[Point]]) -> Callable[[Preset], list[Point]]:
-    """Return the function of the same points whose baselines are scored only where a study draws their alphas."""
-
-    def found(preset: Preset) -> list[Point]:
-        return [each if _is_drawn(each, preset) else _without_scores(each) for each in points(preset)]
-
-    return found
 
 
 def _is_drawn(point: Point, preset: Preset) -> bool:
     recipe = point.recipe(SEEDS[0])
     is_baseline = isinstance(recipe, ScoredRecipe) and not recipe.is_balanced
     return not is_baseline or recipe.id in _drawn(preset.name, preset.dataset)
-
-
-def _without_scores(point: Point) -> Point:
-    return replace(point, options={**point.options, "score_baseline": False})
 
 
 @cache
@@ -203,11 +217,7 @@ def _drawn(preset: str, dataset: str | None) -> frozenset[str]:
 
 
 def find_study(name: str) -> Study:
-    """Return a study by its name.
-
-    Raises:
-        ValueError: If there is none, with the closest name.
-    """
+    """Return a study by its name."""
     if name not in all_studies():
         raise ValueError(unknown("study", name, all_studies()))
     return all_studies()[name]
@@ -219,7 +229,7 @@ def claims_report(preset: Preset, folder: Path) -> Report:
     for study in all_studies().values():
         if study.claims:
             findings = study.find(preset, study.points(preset), folder)
-            rows += [[study.name, *tested.row] for tested in judge_claims(study.claims, findings)]
+            rows += [[study.name, *judged.row] for judged in judge_claims(study.claims, findings)]
     counts = Counter(str(row[1]) for row in rows)
     plural = {"holds": "hold", "does not hold": "do not hold"}
     counted = [
@@ -233,11 +243,7 @@ def claims_report(preset: Preset, folder: Path) -> Report:
 
 
 def read_only(given: Iterable[str]) -> dict[str, list[str]]:
-    """Read ``NAME=VALUE`` as values by name.
-
-    Raises:
-        ValueError: If there is no ``=``.
-    """
+    """Read ``NAME=VALUE`` as values by name."""
     found: dict[str, list[str]] = {}
     for each in given:
         name, equals, value = each.partition("=")

@@ -9,19 +9,19 @@ tests compare every number with the paper's LaTeX, and reading them refuses only
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tempbalance.errors import unknown
 from tempbalance.lab.images.recipe import ImageRecipe
 from tempbalance.lab.options import Count, Number, Pair, Share, read_options
 
 TABLES = ("main", "optimizers", "learning_rate", "width", "score", "tail", "detection", "language")
 BETTER = {"accuracy": max, "map": max, "perplexity": min}
 _MEASURED = ("mean", "std", "seconds", "seconds_std")
+Options = Mapping[str, Any]
 
 
 class _Options(ImageRecipe):
@@ -35,16 +35,6 @@ class _Options(ImageRecipe):
     interval_iterations: Count | None = None
 
 
-def _in_type(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a table in their types.
-
-    Raises:
-        ValueError: If one is unknown or its value is not allowed.
-    """
-    made = vars(_Options.from_dict(options))
-    return {name: made[name] for name in options}
-
-
 @dataclass(frozen=True)
 class PaperResult:
     """Number that the paper reports.
@@ -56,8 +46,8 @@ class PaperResult:
         seconds, seconds_std: Of one balancing.
     """
 
-    chosen: Mapping[str, Any]
-    options: Mapping[str, Any]
+    chosen: Options
+    options: Options
     mean: float
     std: float | None = None
     seconds: float | None = None
@@ -66,46 +56,20 @@ class PaperResult:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """Line of a table.
+    """Line of a table: every value of every option that it lists, and at least one result.
 
     Attributes:
-        table: Name of the table.
-        position: Counted from 0.
-        dataset, model, method: As the lab names them.
-        tried: Every value of every option that the line lists.
-        results: At least one.
-        settings: Options that the whole table has in common.
-        num_seeds: Number of seeds of each point.
-        metric: As of the table.
         index: Number printed before the line, in two tables not its position.
     """
 
-    table: str
-    position: int
     dataset: str
     model: str
     method: str
     tried: Mapping[str, tuple[Any, ...]]
     results: tuple[PaperResult, ...]
-    settings: Mapping[str, Any]
-    num_seeds: int
+    settings: Options
     metric: str
     index: int | None = None
-
-    @property
-    def id(self) -> str:
-        """The table and the position in it."""
-        return f"{self.table}/{self.position}"
-
-    @property
-    def best(self) -> PaperResult:
-        """The result with the best mean."""
-        return BETTER[self.metric](self.results, key=lambda result: result.mean)
-
-    @property
-    def num_runs(self) -> int:
-        """Number of trainings."""
-        return len(self.points()) * self.num_seeds
 
     def points(self) -> list[dict[str, Any]]:
         """Return the options of a recipe at every point of the grid."""
@@ -118,26 +82,20 @@ class PaperTable:
     """Table of the paper.
 
     Attributes:
-        name: Name of the study that repeats it.
-        title: Subject of the table.
-        section: Section that has it.
         metric: ``accuracy`` and ``map`` in percent, higher is better, or ``perplexity``, lower is better.
         seeds: Empty where the paper does not name them.
-        num_seeds: Number of seeds.
         settings: Options common to all rows, named as a recipe's.
-        rows: Lines in the paper's order.
         figure: Label of the figure that shows it.
         num_timings: Number of measurements that seconds are averaged over.
     """
 
-    name: str
     title: str
     section: str
     metric: str
-    seeds: tuple[int, ...]
-    num_seeds: int
-    settings: Mapping[str, Any]
+    settings: Options
     rows: tuple[PaperRow, ...]
+    num_seeds: int
+    seeds: tuple[int, ...] = ()
     figure: str | None = None
     num_timings: int | None = None
 
@@ -147,7 +105,6 @@ class PaperStatement:
     """Statement of the text.
 
     Attributes:
-        name: Short name.
         section: Title of the section.
         says: The statement in our words.
         is_claim: Whether it claims something that could turn out otherwise, instead of a setting.
@@ -156,10 +113,9 @@ class PaperStatement:
         untested: Why no study can test the claim; ``None`` if one does.
     """
 
-    name: str
     section: str
     says: str
-    is_claim: bool = False
+    is_claim: bool
     value: Any = None
     note: str | None = None
     untested: str | None = None
@@ -170,87 +126,73 @@ def paper_tables() -> Mapping[str, PaperTable]:
     """Return all tables by name.
 
     Example:
-        >>> paper_tables()["main"].rows[2].best.mean
+        >>> paper_tables()["main"].rows[2].results[0].mean
         78.97
     """
-    return {name: _table(name, **read_options(Path(__file__).with_name(f"{name}.yaml"))) for name in TABLES}
+    return {name: _table(**read_options(Path(__file__).with_name(f"{name}.yaml"))) for name in TABLES}
 
 
 @cache
 def paper_statements() -> Mapping[str, PaperStatement]:
-    """Return all statements by name, in the order of the text.
-
-    Example:
-        >>> paper_statements()["interval"].value
-        390
-    """
-    content = read_options(Path(__file__).with_name("text.yaml"))
-    return {
-        name: _statement(name, section, **fields)
-        for section, statements in content.items()
-        for name, fields in statements.items()
-    }
+    """Return all statements by name, in the order of the text."""
+    found = {}
+    for section, statements in read_options(Path(__file__).with_name("text.yaml")).items():
+        for name, fields in statements.items():
+            says, claims = fields.pop("says", ""), fields.pop("claims", "")
+            value = resolved(fields.pop("value", None))
+            found[name] = PaperStatement(section, says or claims, bool(claims), value, **fields)
+    return found
 
 
 def stated(name: str) -> Any:
-    """Return the value of a statement."""
+    """Return the value of a statement.
+
+    Example:
+        >>> stated("interval")
+        390
+    """
     return paper_statements()[name].value
 
 
-def find_rows(*, table: str | None = None, **names: str) -> list[PaperRow]:
-    """Return the rows of a table, or of all, with these values of ``dataset``, ``model`` and ``method``.
-
-    Raises:
-        ValueError: If there is no such table.
-    """
-    if table is not None and table not in TABLES:
-        raise ValueError(unknown("table", table, TABLES))
-    tables = [paper_tables()[table]] if table else paper_tables().values()
-    return [
-        row for each in tables for row in each.rows if all(getattr(row, key) == value for key, value in names.items())
-    ]
+def resolved(value: Any) -> Any:
+    """Return a value of a file with lists as tuples, and ``$name`` as the value of the statement."""
+    if isinstance(value, dict):
+        return {name: resolved(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return tuple(map(resolved, value))
+    return stated(value[1:]) if isinstance(value, str) and value.startswith("$") else value
 
 
-def _table(name: str, *, seeds: Iterable[int] = (), rows: list[dict[str, Any]], **fields: Any) -> PaperTable:
-    seeds = tuple(seeds)
-    common = {"settings": _in_type(fields.pop("settings")), "num_seeds": fields.pop("num_seeds", len(seeds))}
-    common["metric"] = fields.pop("metric")
-    found = tuple(_row(name, position, common, **row) for position, row in enumerate(rows))
-    return PaperTable(name=name, seeds=seeds, rows=found, **fields, **common)
+def _in_type(options: Options) -> dict[str, Any]:
+    """Return options of a table in their types."""
+    made = vars(_Options.from_dict(options))
+    return {name: made[name] for name in options}
 
 
-def _row(
-    table: str, position: int, common: dict[str, Any], *, tried: dict[str, Any], results: list[Any], **fields: Any
-) -> PaperRow:
+def _table(*, rows: list[Any], settings: Options, metric: str, seeds: Any = (), **fields: Any) -> PaperTable:
+    common = _in_type(settings)
+    found = tuple(_row(common, metric=metric, **row) for row in rows)
+    fields = {"num_seeds": len(seeds), **fields}
+    return PaperTable(rows=found, settings=common, metric=metric, seeds=tuple(seeds), **fields)
+
+
+def _row(settings: Options, *, tried: dict[str, Any], results: list[dict[str, Any]], **names: Any) -> PaperRow:
     values = {name: tuple(_in_type({name: value})[name] for value in each) for name, each in tried.items()}
-    found = tuple(_result(each, values, common["settings"]) for each in results)
-    return PaperRow(table=table, position=position, tried=values, results=found, **fields, **common)
+    alone = {name: each[0] for name, each in values.items() if len(each) == 1}
+    found = []
+    for fields in results:
+        measured = {name: float(fields.pop(name)) for name in _MEASURED if name in fields}
+        chosen = alone | _in_type(fields)
+        found.append(PaperResult(chosen, _recipe_options(settings, chosen), **measured))
+    return PaperRow(tried=values, results=tuple(found), settings=settings, **names)
 
 
-def _result(fields: dict[str, Any], tried: Mapping[str, tuple[Any, ...]], settings: Mapping[str, Any]) -> PaperResult:
-    measured = {name: float(fields[name]) for name in _MEASURED if name in fields}
-    alone = {name: values[0] for name, values in tried.items() if len(values) == 1}
-    chosen = alone | _in_type({name: each for name, each in fields.items() if name not in _MEASURED})
-    return PaperResult(chosen=chosen, options=_recipe_options(settings, chosen), **measured)
-
-
-def _recipe_options(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe_options(settings: Options, chosen: Options) -> dict[str, Any]:
     """Return the options of a recipe with the settings of a table at one point of a grid."""
     options = {**settings, **chosen}
+    if "interval_iterations" in options:
+        options["interval"] = options.pop("interval_iterations")
     if "restarts" in options:
         epochs, factor = options.pop("restarts")
         options.update(restart_epochs=int(epochs), restart_factor=int(factor))
     return options
-
-
-def _statement(
-    name: str, section: str, *, says: str = "", claims: str = "", value: Any = None, **fields: Any
-) -> PaperStatement:
-    return PaperStatement(name, section, says or claims, bool(claims), _in_tuples(value), **fields)
-
-
-def _in_tuples(value: Any) -> Any:
-    """Return numbers as they are, lists of them as tuples."""
-    if isinstance(value, dict):
-        return {name: _in_tuples(each) for name, each in value.items()}
-    return tuple(map(_in_tuples, value)) if isinstance(value, list) else value

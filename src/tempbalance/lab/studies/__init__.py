@@ -1,1 +1,1 @@
-"""The paper's experiments, and ours beyond it: each module has ``STUDIES``."""
+"""The paper's experiments, and ours beyond it: entries in YAML files, and the functions that some of them name."""

@@ -6,16 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tempbalance.lab.claims import Bounded, Correlated, Order, pearson
+from tempbalance.lab.claims import pearson
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.options import pretty
 from tempbalance.lab.paper import stated
-from tempbalance.lab.points import Grid, Point, Preset
 from tempbalance.lab.runs import load_weights
-from tempbalance.lab.studies.diagnostics import at_steps, logged_points, peak
-from tempbalance.lab.study import Study
+from tempbalance.lab.studies.layers import Steps, at_steps, numbers, peak
 from tempbalance.report.statistics import correlation_limit
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
 from tempbalance.runlog import Line, RunFolder, write_whole
@@ -46,70 +44,53 @@ def fit_exponents() -> list[ExponentFit]:
     ]
 
 
-def _present_exponent(findings: Findings) -> Report:
-    """Return a row for each size, and alpha against s with the curve."""
-    from tempbalance.report.study_charts import exponent_chart
+def both_exponents() -> list[tuple[float, float]]:
+    """Return s, and 1 / (alpha - 1), for each size and exponent."""
+    return [(each.s, each.found) for each in fit_exponents()]
 
+
+def sizes_and_errors() -> list[tuple[float, float]]:
+    """Return the mean error of s for each size."""
     fits = fit_exponents()
-    by_size = {each.size: [other for other in fits if other.size == each.size] for each in fits}
-    table = ResultTable(
-        "Error of s = 1 / (alpha - 1) in percent of s, and of alpha against 1 + 1 / s: mean and largest over "
-        f"{len(next(iter(by_size.values())))} exponents s from {fits[0].s:g} to {fits[-1].s:g}. Alpha is of the Hill "
-        "fit to the larger half of Q eigenvalues k^-s.",
-        ["Q", "eigenvalues in the tail", "error of s, %", "largest, %", "error of alpha", "largest of alpha"],
-        [_exponent_row(size, each) for size, each in by_size.items()],
-    )
-    title = "Alpha of the tail against the decay of the eigenvalues"
-    charts = {"exponent": exponent_chart(fits, title=title, subtitle=findings.subtitle)}
-    caption = "Alpha against the exponent s of the eigenvalues k^-s; the line is the paper's alpha = 1 + 1 / s."
-    means = {size: 100 * fmean(map(_error, each)) for size, each in by_size.items()}
-    return Report([table], charts, {"exponent": caption}, _exponent_notes(means))
-
-
-def _exponent_row(size: int, fits: Sequence[ExponentFit]) -> list[Entry]:
-    of_s = [100 * _error(each) for each in fits]
-    of_alpha = [abs(each.alpha - 1 - 1 / each.s) for each in fits]
-    numbers = (Number(over(each)) for each in (of_s, of_alpha) for over in (fmean, max))
-    return [Number(size, digits=0), Number(size // 2, digits=0), *numbers]
+    return [(size, fmean(_error(each) for each in fits if each.size == size)) for size in stated("exponent_sizes")]
 
 
 def _error(fit: ExponentFit) -> float:
     return abs(fit.found / fit.s - 1)
 
 
-def _both_exponents() -> list[tuple[float, float]]:
-    """Return s, and 1 / (alpha - 1), for each size and exponent."""
-    return [(each.s, each.found) for each in fit_exponents()]
+def present_exponent(findings: Findings) -> Report:
+    """Return a row for each size, and alpha against s with the curve."""
+    from tempbalance.report.study_charts import exponent_chart
 
-
-def _size_and_error() -> list[tuple[float, float]]:
-    """Return the mean error of s for each size."""
     fits = fit_exponents()
-    return [(size, fmean(_error(each) for each in fits if each.size == size)) for size in stated("exponent_sizes")]
-
-
-def _exponent_notes(means: Mapping[int, float]) -> list[str]:
-    (first, most), *_, (last, least) = means.items()
-    falls = list(means.values()) == sorted(means.values(), reverse=True)
+    rows: list[list[Entry]] = []
+    means = []
+    for size in stated("exponent_sizes"):
+        of_s = [100 * _error(each) for each in fits if each.size == size]
+        of_alpha = [abs(each.alpha - 1 - 1 / each.s) for each in fits if each.size == size]
+        errors = numbers([fmean(of_s), max(of_s), fmean(of_alpha), max(of_alpha)])
+        rows.append([*numbers([size, size // 2], 0), *errors])
+        means.append(100 * fmean(_error(each) for each in fits if each.size == size))
+    table = ResultTable(
+        "Error of s = 1 / (alpha - 1) in percent of s, and of alpha against 1 + 1 / s: mean and largest over "
+        f"{len(stated('exponents'))} exponents s from {fits[0].s:g} to {fits[-1].s:g}. Alpha is of the Hill fit to the "
+        "larger half of Q eigenvalues k^-s.",
+        ["Q", "eigenvalues in the tail", "error of s, %", "largest, %", "error of alpha", "largest of alpha"],
+        rows,
+    )
+    title = "Alpha of the tail against the decay of the eigenvalues"
+    charts = {"exponent": exponent_chart(fits, title=title, subtitle=findings.subtitle)}
+    falls = means == sorted(means, reverse=True)
     text = "falls with the size, as the paper says" if falls else "does not always fall"
-    return [
-        f"The error of s {text}: {most:.1f} % at Q = {first}, {least:.2f} % at Q = {last:,}.",
+    notes = [
+        f"The error of s {text}: {means[0]:.1f} % at Q = {fits[0].size}, {means[-1]:.2f} % at Q = {fits[-1].size:,}.",
         "In percent it is the same for every s: with K eigenvalues in the tail the Hill fit finds "
         "log(K + 1) - log(K!) / K of s, which is below 1 and nears it; so alpha comes out too large.",
     ]
+    return Report([table], charts, {}, notes)
 
 
-_SIZES: dict[str, dict[str, Any]] = {
-    "paper": {"dataset": "mnist"},
-    "laptop": {
-        "dataset": "fashion_mnist", "limit": 10_000, "test_limit": 2_000, "hidden": 500, "batch_size": 625,
-        "num_samples": 1000,
-    },
-    "smoke": {
-        "dataset": "digits", "limit": 256, "test_limit": 128, "hidden": 32, "batch_size": 64, "epochs": 3,
-        "measure_every": 1, "num_samples": 64, "num_eigenvalues": 5, "tau": 5,
-    },
-}  # fmt: skip
 _MATRICES = {
     "output_covariance": "output covariance", "hidden_covariance": "hidden covariance",
     "hessian": "Hessian", "ntk": "Fisher, NTK",
@@ -118,48 +99,26 @@ _MATRICES = {
 Lines = Mapping[int, Mapping[int, Line]]  # measured after an epoch, by epoch and seed
 
 
-def _matrices_points(preset: Preset) -> list[Point]:
-    """Return the paper's network, with the penalty that makes the spectrum a power law and without."""
-    options = {"hidden": stated("matrices_neurons"), "epochs": stated("matrices_num_epochs"), **_SIZES[preset.name]}
-    dataset = preset.dataset or options["dataset"]
-    names = {"dataset": dataset, "model": "mlp"}
-    stands_for = None if preset.is_paper else "mnist"
-    return [
-        Point(
-            {**names, "method": each},
-            {**options, **names, "kind": "matrices", "method": each},
-            stands_for=stands_for,
-            is_paper=each == "regularized",
-        )
-        for each in ("regularized", "plain")
-    ]
+def exponent_pairs(run: RunFolder) -> list[tuple[float, float]]:
+    """Return the exponents of output covariance and Hessian at each measured epoch of a run."""
+    lines = [line["exponents"] for line in run.metrics if "exponents" in line]
+    return [(each["output_covariance"], each["hessian"]) for each in lines]
 
 
-def _present_matrices(findings: Findings) -> Report:
+def present_matrices(findings: Findings) -> Report:
     """Return exponents epoch by epoch, their correlations, one exponent against the other, and the spectra."""
     found = {cell.labels["method"]: _measured(cell) for cell in findings.cells}
-    tables = [_exponent_table(found), _correlation_table(found)]
     charts = _matrices_charts(findings, found) if any(found.values()) else {}
-    captions = {
-        "matrices": "The exponent of the Hessian against that of the output covariance; numbers are epochs.",
-        "spectra": "The largest eigenvalues of each matrix by rank, both on log axes: a power law is a straight line.",
-    }
-    return Report(tables, charts, {name: captions[name] for name in charts}, _correlation_notes(found))
+    return Report([_exponent_table(found), _correlation_table(found)], charts, {}, _correlation_notes(found))
 
 
 def _measured(cell: Cell) -> Lines:
     found: dict[int, dict[int, Line]] = {}
-    for seed, run in cell.best.runs.items() if cell.best is not None else ():
+    for seed, run in cell.best.runs.items():
         for line in run.metrics:
             if "exponents" in line:
                 found.setdefault(line["epoch"], {})[seed] = line
     return found
-
-
-def _exponent_pairs(run: RunFolder) -> list[tuple[float, float]]:
-    """Return the exponents of output covariance and Hessian at each measured epoch of a run."""
-    lines = [line["exponents"] for line in run.metrics if "exponents" in line]
-    return [(each["output_covariance"], each["hessian"]) for each in lines]
 
 
 def _exponent_table(found: Mapping[str, Lines]) -> ResultTable:
@@ -168,9 +127,9 @@ def _exponent_table(found: Mapping[str, Lines]) -> ResultTable:
     for method, lines in found.items():
         for epoch, by_seed in lines.items():
             values = [[line["exponents"][name] for line in by_seed.values()] for name in _MATRICES]
-            accuracies = [line["test_accuracy"] for line in by_seed.values()]
-            numbers = [*(_number(each, digits=3) for each in values), _number(accuracies)]
-            rows.append([pretty(method), str(epoch), *numbers, str(len(by_seed))])
+            accuracy = _number([line["test_accuracy"] for line in by_seed.values()])
+            exponents = [_number(each, digits=3) for each in values]
+            rows.append([pretty(method), str(epoch), *exponents, accuracy, str(len(by_seed))])
     return ResultTable(
         "Exponent s of lambda_k = lambda_1 k^-s after some epochs, by least squares on log axes over the largest "
         "eigenvalues: mean ± standard deviation over the seeds. The Fisher matrix and the neural tangent kernel (NTK) "
@@ -193,8 +152,7 @@ def _correlation_table(found: Mapping[str, Lines]) -> ResultTable:
                 seeds = next(iter(lines.values()))
                 by_seed = [each for seed in seeds if (each := _pearson(lines, name, seed)) is not None]
                 values = (_pearson(lines, name), min(by_seed, default=None), max(by_seed, default=None))
-                numbers = [None if each is None else Number(each) for each in values]
-                rows.append([pretty(method), words, *numbers, str(len(lines))])
+                rows.append([pretty(method), words, *numbers(values), str(len(lines))])
     return ResultTable(
         "Pearson correlation r over the epochs of the Hessian's s with that of another matrix: of the means over the "
         "seeds, and the lowest and highest of a seed. None for fewer than three epochs.",
@@ -205,14 +163,11 @@ def _correlation_table(found: Mapping[str, Lines]) -> ResultTable:
 
 def _pearson(lines: Lines, matrix: str, seed: int | None = None) -> float | None:
     """Correlate the exponents of the Hessian with those of a matrix, as means over the seeds or of one."""
-    ours, theirs = (
-        [
-            fmean(each["exponents"][name] for key, each in by_seed.items() if seed in (None, key))
-            for by_seed in lines.values()
-        ]
-        for name in ("hessian", matrix)
-    )
-    return pearson(list(zip(ours, theirs, strict=True)))
+    pairs = []
+    for by_seed in lines.values():
+        exponents = [each["exponents"] for key, each in by_seed.items() if seed in (None, key)]
+        pairs.append((fmean(each["hessian"] for each in exponents), fmean(each[matrix] for each in exponents)))
+    return pearson(pairs)
 
 
 def _correlation_notes(found: Mapping[str, Lines]) -> list[str]:
@@ -266,7 +221,7 @@ def _matrices_charts(findings: Findings, found: Mapping[str, Lines]) -> dict[str
 _LAYER = "layer4.0.conv2"  # one of the two layers that the paper follows elsewhere; it does not say which it shows here
 
 
-def _spikes(run: RunFolder) -> dict[int, tuple[int, float]]:
+def _spikes(run: RunFolder) -> Steps:
     """Return the epoch and the largest eigenvalue over the 99th percentile at each noted step."""
 
     def spike(line: Line) -> float | None:
@@ -276,58 +231,45 @@ def _spikes(run: RunFolder) -> dict[int, tuple[int, float]]:
     return at_steps(run, spike)
 
 
-def _second_epoch(run: RunFolder) -> float | None:
+def largest_spike(run: RunFolder) -> float | None:
+    """Return the step with the largest spike."""
+    return peak(_spikes(run))
+
+
+def second_epoch(run: RunFolder) -> float | None:
     """Return the first noted step of the second epoch."""
     return min((step for step, (epoch, _) in _spikes(run).items() if epoch == 2), default=None)
 
 
-def _later_spike(run: RunFolder) -> float | None:
+def later_spike(run: RunFolder) -> float | None:
     """Return the largest spike after the first epoch over the largest one in it."""
-    first, later = (
-        [ratio for epoch, ratio in _spikes(run).values() if (epoch == 1) == is_first] for is_first in (1, 0)
-    )
+    spikes = _spikes(run).values()
+    first, later = [ratio for epoch, ratio in spikes if epoch == 1], [ratio for epoch, ratio in spikes if epoch != 1]
     return max(later) / max(first) if first and later else None
 
 
-_RANK_ONE_CLAIMS = (
-    Order(
-        "spikes_in_the_first_epoch",
-        lambda run: peak(_spikes(run)),
-        _second_epoch,
-        part="the largest eigenvalue over the bulk",
-    ),
-    Bounded(
-        "heavy_tail_after_the_first_epoch", 1.0, value=_later_spike, part="later spikes are smaller than the first"
-    ),
-)
-
-
-def _present_rank_one(findings: Findings) -> Report:
+def present_rank_one(findings: Findings) -> Report:
     """Return the spike of a layer's spectrum epoch by epoch, and spectra with their fits."""
     from tempbalance.report.chart import evenly
-    from tempbalance.report.spectrum import fitted_spectra
 
     (cell,) = findings.cells
     rows: list[list[Entry]] = []
-    spikes = [found for run in cell.runs if (found := _spikes(run))]
+    spikes = [found for run in cell.best.runs.values() if (found := _spikes(run))]
     for epoch in sorted({epoch for found in spikes for epoch, _ in found.values()}):
         ratios = [[ratio for at, ratio in found.values() if at == epoch] for found in spikes]
         largest = [max(each) for each in ratios if each]
-        rows.append([str(epoch), Number(fmean(largest)), Number(max(largest)), str(len(largest))])
+        rows.append([str(epoch), *numbers([fmean(largest), max(largest)]), str(len(largest))])
     caption = f"Largest eigenvalue of {_LAYER} over the 99th percentile, the largest in each epoch; {cell.panel}, CAL."
     table = ResultTable(caption, ["epoch", "mean over the seeds", "largest of a seed", "seeds"], rows)
     if not spikes:
         return Report([table], {}, {})
-    lines = {line["step"]: line for line in cell.runs[0].steps if line["layer"] == _LAYER}
-    early, late = ([step for step, line in lines.items() if (line["epoch"] == 1) == first] for first in (True, False))
-    ends = [
-        max(step for step in late if lines[step]["epoch"] == at) for at in sorted({lines[s]["epoch"] for s in late})
-    ]
-    shown = [lines[step] for step in (*evenly(early, 4), *evenly(ends, 4))]
+    lines = [line for line in next(iter(cell.best.runs.values())).steps if line["layer"] == _LAYER]
+    early = [line for line in lines if line["epoch"] == 1]
+    ends = {line["epoch"]: line for line in sorted(lines, key=lambda line: line["step"]) if line["epoch"] != 1}
+    shown = [*evenly(early, 4), *evenly([ends[epoch] for epoch in sorted(ends)], 4)]
     panels = [_fitted(f"epoch {each['epoch']}, step {each['step']:,}", each["eigenvalues"]) for each in shown]
     title = f"Spectrum of {_LAYER} in the first epoch and after it"
-    charts = {"rank_one": fitted_spectra(panels, title=title, subtitle=findings.subtitle)}
-    return Report([table], charts, {"rank_one": "Large updates of rank one show as a spike to the right of the bulk."})
+    return Report([table], _spectrum_chart(findings, panels, title), {})
 
 
 def _fitted(panel: str, eigenvalues: Sequence[float]) -> FittedSpectrum:
@@ -340,32 +282,36 @@ def _fitted(panel: str, eigenvalues: Sequence[float]) -> FittedSpectrum:
     return FittedSpectrum(panel, tuple(eigenvalues), fit.alpha, fit.xmin, fit.num_tail)
 
 
-_TINY = {"tiny_imagenet": "fashion_mnist"}
+def _spectrum_chart(findings: Findings, panels: list[FittedSpectrum], title: str) -> dict[str, alt.TopLevelMixin]:
+    from tempbalance.report.spectrum import fitted_spectra
+
+    return {findings.name: fitted_spectra(panels, title=title, subtitle=findings.subtitle)} if panels else {}
+
+
 _SPECTRA = "spectra.json"  # in a run's folder
 
 
-def _keep_spectra(findings: Findings, cache: Path | None) -> None:
+def keep_spectra(findings: Findings, cache: Path | None) -> None:
     """Keep the spectra of the most and the least heavy-tailed layer of each run, by the layer's name."""
     from tempbalance import spectrum
 
-    for run in (run for cell in findings.cells for run in cell.runs if not (run.path / _SPECTRA).exists()):
+    for run in (run for cell in findings.cells for run in cell.best.runs.values()):
+        if (run.path / _SPECTRA).exists():
+            continue
         least = ((run.recipe or {}).get("recipe") or {}).get("min_eigenvalues", 50)
-        weights = {name: each for name, each in load_weights(run.path).items() if each.dim() == 4}
         spectra = {
-            name.removesuffix(".weight"): spectrum(each).tolist()
-            for name, each in weights.items()
-            if min(each.shape[:2]) >= least
+            name.removesuffix(".weight"): spectrum(weight).tolist()
+            for name, weight in load_weights(run.path).items()
+            if weight.dim() == 4 and min(weight.shape[:2]) >= least
         }
         alphas = {name: _fitted(name, values).alpha for name, values in spectra.items()}
         chosen = dict.fromkeys((min(alphas, key=alphas.__getitem__), max(alphas, key=alphas.__getitem__)))
         write_whole(run.path / _SPECTRA, json.dumps({name: spectra[name] for name in chosen}).encode())
 
 
-def _present_spectra(findings: Findings) -> Report:
+def present_spectra(findings: Findings) -> Report:
     """Return the two spectra of the first run with their fits."""
-    from tempbalance.report.spectrum import fitted_spectra
-
-    files = [run.path / _SPECTRA for cell in findings.cells for run in cell.runs]
+    files = [run.path / _SPECTRA for cell in findings.cells for run in cell.best.runs.values()]
     found = [json.loads(path.read_text(encoding="utf-8")) for path in files[:1] if path.exists()]
     panels = [_fitted(name, values) for each in found for name, values in each.items()]
     rows: list[list[Entry]] = [
@@ -374,57 +320,6 @@ def _present_spectra(findings: Findings) -> Report:
     ]
     caption = "The most and the least heavy-tailed layer at the end of training: a smaller alpha is a heavier tail."
     table = ResultTable(caption, ["layer", "eigenvalues", "in the tail", "xmin", "alpha"], rows)
-    if not panels:
-        return Report([table], {}, {})
+    notes = ["TB lowers the learning rate of the first layer and raises that of the second."] if panels else []
     title = "Two layers of a network with the fits of their tails"
-    charts = {"spectra": fitted_spectra(panels, title=title, subtitle=findings.subtitle)}
-    note = "TB lowers the learning rate of the first layer and raises that of the second."
-    return Report(
-        [table], charts, {"spectra": "Spectra of two layers; the dashed line is the fitted power law."}, [note]
-    )
-
-
-STUDIES = (
-    Study(
-        "rank_one",
-        title="Do large updates of rank one disturb the spectrum?",
-        figures=("rank-1",),
-        varies="the spectrum of one layer every 30 iterations of 10 epochs",
-        points=lambda preset: logged_points(preset, stated("gradient_epochs"), log_eigenvalues=True, log_layers=_LAYER),
-        present=_present_rank_one,
-        num_seeds={"laptop": 5},
-        claims=_RANK_ONE_CLAIMS,
-    ),
-    Study(
-        "spectra",
-        title="What do a heavy-tailed and a less heavy-tailed layer look like?",
-        figures=("PL_examples",),
-        varies="two layers of a trained ResNet18, with the fits of their tails",
-        points=Grid("main", (), ("tiny_imagenet",), ("resnet18",), ("cal",), best=True, stand_ins=_TINY),
-        present=_present_spectra,
-        num_seeds=1,
-        evaluate=_keep_spectra,
-    ),
-    Study(
-        "exponent",
-        title="Are alpha of the tail and the decay of eigenvalues one thing?",
-        figures=("alpha vs s",),
-        varies="the number of eigenvalues, 16 to 1,024, and the exponent s of their decay, 0.2 to 3.2",
-        points=lambda preset: [],  # nothing is trained
-        present=_present_exponent,
-        claims=(
-            Correlated("alpha_follows_s", computed=_both_exponents, part="both have the same order"),
-            Correlated("alpha_follows_s_better_in_larger_matrices", is_positive=False, computed=_size_and_error),
-        ),
-    ),
-    Study(
-        "matrices",
-        title="Do the spectra of Hessian and covariance decay alike?",
-        figures=("hessian vs covar",),
-        varies="the epoch, with and without a penalty that makes the hidden layer's spectrum a power law",
-        points=_matrices_points,
-        present=_present_matrices,
-        reference={"method": "plain"},
-        claims=(Correlated("exponents_correlate", _exponent_pairs, where={"method": "regularized"}),),
-    ),
-)
+    return Report([table], _spectrum_chart(findings, panels, title), {}, notes)

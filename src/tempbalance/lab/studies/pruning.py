@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, cast
 
 from tempbalance.lab.findings import Cell, Findings
 from tempbalance.lab.options import pretty
-from tempbalance.lab.points import Grid, Point, Preset
 from tempbalance.lab.recipe import BaseRecipe
 from tempbalance.lab.runs import check_run, load_weights
-from tempbalance.lab.study import Study
 from tempbalance.report.statistics import LEVEL, Paired, holm, paired
 from tempbalance.report.tables import Entry, Number, Report, ResultTable
 from tempbalance.runlog import RunFolder, RunFolderError, write_whole
@@ -42,64 +39,32 @@ WAYS: dict[str, dict[str, Any]] = {
     THRESHOLD: {},
 }
 _BLOCKS = {"resnet18": "layer*.*", "gpt": "blocks.*"}
-_HEADS = {"language": ("head",)}  # not pruned; that of images is too small to be scored
 FILE = "pruned.json"  # in a run's folder
-
-_GPT: dict[str, dict[str, Any]] = {
-    "paper": {"dataset": "penn_treebank", "min_eigenvalues": 40},
-    "laptop": {
-        "dataset": "pydoc", "layers": 4, "width": 64, "head": 64, "inner": 256, "batch_size": 16, "iterations": 2500,
-        "evaluate_every": 500, "lr": 2.5e-3,
-    },
-    "smoke": {
-        "dataset": "pydoc", "layers": 2, "width": 16, "head": 16, "inner": 32, "batch_size": 8,
-        "iterations": 8, "evaluate_every": 8, "min_eigenvalues": 8, "lr": 1e-3,
-    },
-}  # fmt: skip
-_OTHER_IMAGES = {"width": 0.125, "limit": 4_000}  # than digits, on a laptop
-_CAPTION = (
-    "The test set after pruning, by sparsity and how it is allocated; ratio is alpha over that of a random matrix."
-)
-_TEXTS = (".txt", ".text", ".md")
-
-
-def points(preset: Preset) -> list[Point]:
-    """ResNet18 with CAL and a GPT with Adam; ``--dataset`` replaces the images, or the text if it is a text file."""
-    is_text = preset.dataset is not None and (preset.dataset.endswith(_TEXTS) or preset.dataset == "penn_treebank")
-    grid = Grid("main", (), ("cifar10",), ("resnet18",), ("cal",), best=True, stand_ins={"cifar10": "digits"})
-    images = grid(replace(preset, dataset=None) if is_text else preset)
-    smaller = _OTHER_IMAGES if preset.name == "laptop" and images[0].options["dataset"] != "digits" else {}
-    images = [replace(each, options={**each.options, **smaller}, paper=None, is_paper=False) for each in images]
-    options = _GPT[preset.name]
-    if is_text:
-        options = {**options, "dataset": preset.dataset}
-    names = {"dataset": options["dataset"], "model": "gpt", "method": "adam"}
-    return [*images, Point(names, {**options, **names, "kind": "language"}, is_paper=False)]
 
 
 def evaluate(findings: Findings, cache: Path | None) -> None:
     """Prune the final weights of each complete run in each way, and keep what the test set says in its folder."""
-    for cell in findings.cells:
-        for tried in cell.tried:
-            for seed, run in tried.runs.items():
-                _prune_run(run, tried.point.recipe(seed), sparsities(findings.preset), cache)
+    wanted = {_key(way, sparsity): (way, sparsity) for way in WAYS for sparsity in sparsities(findings)}
+    for tried in findings.tried:
+        for seed, run in tried.runs.items():
+            _prune_run(run, tried.point.recipe(seed), wanted, cache)
 
 
-def sparsities(preset: Preset) -> tuple[float, ...]:
-    """The sparsities that networks are pruned to."""
-    return (0.5,) if preset.name == "smoke" else (0.5, 0.6, 0.7)
+def sparsities(findings: Findings) -> tuple[float, ...]:
+    """Return the sparsities that networks are pruned to."""
+    return (0.5,) if findings.preset.name == "smoke" else (0.5, 0.6, 0.7)
 
 
-def _prune_run(run: RunFolder, recipe: BaseRecipe, wanted_sparsities: tuple[float, ...], cache: Path | None) -> None:
-    wanted = {_key(way, sparsity): (way, sparsity) for way in WAYS for sparsity in wanted_sparsities}
+def _prune_run(run: RunFolder, recipe: BaseRecipe, wanted: Mapping[str, tuple[str, float]], cache: Path | None) -> None:
     known = _outcomes(run)
     if not (missing := [each for each in ("dense", *wanted) if each not in known]):
         return
     from tempbalance.diagnosis import diagnose
 
     network, measured = _trained(run, recipe, cache)
-    options = {"min_eigenvalues": vars(recipe)["min_eigenvalues"], "exclude": _HEADS.get(recipe.kind, ())}
-    table = diagnose(network, shuffle=False, **options)
+    # a language model's head is not pruned; that of images is too small to be scored
+    exclude = ("head",) if recipe.kind == "language" else ()
+    table = diagnose(network, shuffle=False, min_eigenvalues=vars(recipe)["min_eigenvalues"], exclude=exclude)
     trained = {name: each.clone() for name, each in network.state_dict().items()}
     for key in missing:
         network.load_state_dict(trained)
@@ -189,10 +154,24 @@ def _trained(run: RunFolder, recipe: BaseRecipe, cache: Path | None) -> tuple[nn
     return network, accuracy
 
 
+Outcomes = Mapping[int, Mapping[str, float]]  # by seed, then by way and sparsity
+
+
 def present(findings: Findings) -> Report:
-    """A row for each network, sparsity and way, with the paired difference from uniform sparsity."""
-    found = {id(cell): _by_seed(cell) for cell in findings.cells}
-    rows = [row for cell in findings.cells for row in _rows(findings, cell, found[id(cell)])]
+    """Return a row for each network, sparsity and way, with the paired difference from uniform sparsity."""
+    rows: list[list[Entry]] = []
+    charts: dict[str, alt.TopLevelMixin] = {}
+    notes: list[str] = []
+    for cell in findings.cells:
+        found = {seed: outcomes for seed, run in cell.best.runs.items() if (outcomes := _outcomes(run))}
+        places = [(sparsity, way) for sparsity in sparsities(findings) for way in WAYS]
+        tests = {place: _against(found, *place) for place in places}
+        rows += _rows(cell, found, tests)
+        if found:
+            charts[f"pruning_{cell.labels['model']}"] = _chart(findings, cell, found)
+        if (num_left := len(cell.best.outcomes) - len(found)) > 0:
+            notes.append(f"{cell.panel}: {num_left} complete runs are not pruned yet; study run does it.")
+        notes += _notes(cell, {place: test for place, test in tests.items() if test is not None})
     table = ResultTable(
         "Accuracy in % or perplexity on the test set after magnitude pruning without further training: mean ± standard "
         "deviation over the seeds. Layers, or blocks, are sparser where alpha, or alpha over that of a random matrix, "
@@ -202,81 +181,55 @@ def present(findings: Findings) -> Report:
         rows,
         spread=("test", "against uniform"),
     )
-    charts: dict[str, alt.TopLevelMixin] = {}
-    for cell in findings.cells:
-        if found[id(cell)]:
-            charts[f"pruning_{cell.labels['model']}"] = _chart(findings, cell, found[id(cell)])
-    captions = dict.fromkeys(charts, _CAPTION)
-    return Report([table], charts, captions, [*_notes(findings, found)])
-
-
-Outcomes = Mapping[int, Mapping[str, float]]  # by seed, then by way and sparsity
-
-
-def _by_seed(cell: Cell) -> Outcomes:
-    runs = cell.best.runs if cell.best is not None else {}
-    return {seed: outcomes for seed, run in runs.items() if (outcomes := _outcomes(run))}
+    return Report([table], charts, {}, notes)
 
 
 def _values(found: Outcomes, key: str) -> dict[int, float]:
     return {seed: outcomes[key] for seed, outcomes in found.items() if key in outcomes}
 
 
-def _against(found: Outcomes, way: str, sparsity: float) -> Paired | None:
+def _against(found: Outcomes, sparsity: float, way: str) -> Paired | None:
     ours, theirs = (_values(found, _key(each, sparsity)) for each in (way, UNIFORM))
     return None if way == UNIFORM else paired(ours, theirs)
 
 
-def _rows(findings: Findings, cell: Cell, found: Outcomes) -> Iterator[list[Entry]]:
+def _mean_and_spread(found: Outcomes, key: str) -> tuple[float | None, float | None]:
+    values = _values(found, key).values()
+    return fmean(values) if values else None, stdev(values) if len(values) > 1 else None
+
+
+def _rows(cell: Cell, found: Outcomes, tests: Mapping[tuple[float, str], Paired | None]) -> Iterator[list[Entry]]:
     names: list[Entry] = [pretty(cell.labels["dataset"]), pretty(cell.labels["model"]), cell.tried[0].measure.title]
-    for way, sparsity in [("not pruned", 0.0), *((way, each) for each in sparsities(findings.preset) for way in WAYS)]:
-        values = list(_values(found, _key(way, sparsity) if sparsity else "dense").values())
-        outcome = Number(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
-        test = _against(found, way, sparsity) if sparsity else None
+    for (sparsity, way), test in {(0.0, "not pruned"): None, **tests}.items():
+        key = _key(way, sparsity) if sparsity else "dense"
+        mean, spread = _mean_and_spread(found, key)
         difference = None if test is None else Number(test.mean, test.interval, signed=True)
         p_value = None if test is None or test.p_value is None else Number(test.p_value, digits=3, least=0.001)
-        seeds = f"{len(values)} of {cell.num_seeds}"
+        outcome, seeds = (
+            None if mean is None else Number(mean, spread),
+            f"{len(_values(found, key))} of {cell.num_seeds}",
+        )
         yield [*names, f"{sparsity:g}", way, outcome, seeds, difference, p_value]
 
 
 def _chart(findings: Findings, cell: Cell, found: Outcomes) -> alt.TopLevelMixin:
-    """A panel for each sparsity."""
+    """Draw a panel for each sparsity."""
     from tempbalance.report.study_charts import Bar, bar_chart
 
     bars = []
-    for sparsity in sparsities(findings.preset):
+    for sparsity in sparsities(findings):
         for way in WAYS:
-            values = list(_values(found, _key(way, sparsity)).values())
-            spread = stdev(values) if len(values) > 1 else None
             label = way.replace("over random", "ratio")  # which has room under a bar
-            bars.append(Bar(f"sparsity {sparsity:g}", label, fmean(values) if values else None, spread))
+            bars.append(Bar(f"sparsity {sparsity:g}", label, *_mean_and_spread(found, _key(way, sparsity))))
     title, measure = f"Magnitude pruning of {cell.panel}", cell.tried[0].measure.title
     return bar_chart(bars, title=title, subtitle=findings.subtitle, y_title=f"test {measure}")
 
 
-def _notes(findings: Findings, found: Mapping[int, Outcomes]) -> Iterator[str]:
+def _notes(cell: Cell, tests: Mapping[tuple[float, str], Paired]) -> Iterator[str]:
     """Describe the differences from uniform sparsity that the tests show, and count the tests."""
-    for cell in findings.cells:
-        if (num_left := len(cell.outcomes) - len(found[id(cell)])) > 0:
-            yield f"{cell.panel}: {num_left} complete runs are not pruned yet; study run does it."
-        places = [(sparsity, way) for sparsity in sparsities(findings.preset) for way in WAYS]
-        tests = {place: test for place in places if (test := _against(found[id(cell)], place[1], place[0])) is not None}
-        p_values = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
-        clear = [place for place, p_value in p_values.items() if p_value is not None and p_value < LEVEL]
-        if tests:
-            where = ", ".join(f"{way} at {sparsity:g} ({tests[sparsity, way].mean:+.2f})" for sparsity, way in clear)
-            text = f"{len(clear)} of {len(tests)} differences from uniform have p < {LEVEL:g}, corrected"
-            yield f"{cell.panel}: {text}{f': {where}' if where else ''}."
-
-
-STUDIES = (
-    Study(
-        "pruning",
-        title="Does alpha say which layers can be pruned more?",
-        varies="sparsity and how it is allocated to layers: uniformly, by alpha, by alpha over random, by blocks",
-        points=points,
-        present=present,
-        num_seeds={"laptop": 5},
-        evaluate=evaluate,
-    ),
-)
+    p_values = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
+    clear = [place for place, p_value in p_values.items() if p_value is not None and p_value < LEVEL]
+    if tests:
+        where = ", ".join(f"{way} at {sparsity:g} ({tests[sparsity, way].mean:+.2f})" for sparsity, way in clear)
+        text = f"{len(clear)} of {len(tests)} differences from uniform have p < {LEVEL:g}, corrected"
+        yield f"{cell.panel}: {text}{f': {where}' if where else ''}."
