@@ -78,10 +78,9 @@ class Tried:
         return -len(self.diverged), -math.inf if mean is None else self.measure.sign(mean)
 
     def seconds(self, name: str) -> Seconds | None:
-        """Return seconds with their standard deviation, each a mean over the seeds; ``None`` if not measured.
+        """Return seconds and their standard deviation, each a mean over the seeds; ``None`` if not measured.
 
-        Args:
-            name: ``epoch`` of training alone, one ``balancing``, or all of an epoch: ``balancing_an_epoch``.
+        They are of an ``epoch`` of training alone, of one ``balancing``, or of ``balancing_an_epoch``.
         """
         key = f"{name.removesuffix('_an_epoch')}_seconds"
         means, spreads = [], []
@@ -141,11 +140,8 @@ class Findings:
     """Results of a study so far.
 
     Attributes:
-        name: Name of the study.
-        preset: Size of the study.
         seeds: Seeds that each point needs.
         reference: Labels of the cells that others are tested against.
-        cells: Cells in order.
         damaged: Damage of runs that are skipped.
     """
 
@@ -253,24 +249,13 @@ class Findings:
         return min(values, key=self.measure.sign, default=None)
 
     def raw(self, command: str) -> str:
-        """Return each run's setting, method, base rate, seed and values as JSON, a run a line.
-
-        Args:
-            command: The command that trains the runs.
-        """
-        head = {
-            "study": self.name,
-            "command": command,
-            "about": self.subtitle,
-            "baseline": self.reference.get("method"),
-            "measure": asdict(self.measure),
-        }
+        """Return the command that trains the runs and each run's setting, method, rate, seed and values as JSON."""
+        head = {"study": self.name, "command": command, "about": self.subtitle}
+        head |= {"baseline": self.reference.get("method"), "measure": asdict(self.measure)}
         rows = []
         for cell in self.cells:
             for tried in cell.tried:
-                for seed in self.seeds:
-                    if seed not in tried.outcomes and seed not in tried.diverged:
-                        continue
+                for seed in (each for each in self.seeds if each in tried.outcomes or each in tried.diverged):
                     row = {"setting": cell.setting, "method": cell.labels["method"]}
                     row |= {"rate": tried.point.options.get("lr"), "seed": seed, "value": tried.outcomes.get(seed)}
                     rows.append(row | ({"validation": tried.validation[seed]} if seed in tried.validation else {}))
@@ -304,14 +289,8 @@ class Findings:
 def effect_text(outcomes: Mapping[str, Mapping[int, float]], method: str, baseline: str, measure: Measure) -> str:
     """Say how a method differs from a baseline, and how much of that remains over each of its controls.
 
-    Args:
-        outcomes: Values by method and seed. Controls of a method have its name before theirs: ``tb, shuffled``.
-        method: The method.
-        baseline: The method without balancing.
-        measure: What the values are.
-
-    Returns:
-        Sentences; empty without a common seed, or if the method has no control.
+    Outcomes are values by method and seed. Controls of a method have its name before theirs: ``tb, shuffled``. The text
+    is empty without a common seed, or if the method has no control.
     """
     over = {name: paired(outcomes[method], outcomes.get(f"{method}, {name}", {})) for name in CONTROLS}
     tests = {_CONTROLS[name]: test for name, test in over.items() if test is not None}

@@ -38,9 +38,6 @@ class Preset:
     """Size of a study.
 
     Attributes:
-        name: ``paper``, ``laptop`` or ``smoke``.
-        seeds: Seeds of each point.
-        about: Description in a few words.
         options: Options set in every recipe of images; none for the paper's preset.
         width: Factor on the paper's widths.
         dataset: Replaces the paper's data; ``None`` for each study's own choice.
@@ -215,7 +212,7 @@ class Grid(_Trained):
         return found + (beside(found, self.beside.paper_points()) if self.beside is not None else [])
 
 
-def _table_point(row: PaperRow, options: Options, cells: Sequence[str]) -> Point:
+def _table_point(row: PaperRow, options: Options, cells: Names) -> Point:
     names = {name: getattr(row, name) for name in NAMED}
     chosen = {name: options[name] for name in cells}
     results = [each for each in row.results if all(each.options[name] == value for name, value in chosen.items())]
@@ -235,12 +232,9 @@ def _stated_points(model: str, method: str, rates: Sequence[float]) -> list[Poin
     AdamW and AdamP, for which the paper states no rates, are not the paper's.
     """
     names = {"dataset": "cifar100", "model": model, "method": method}
-    usual = ImageRecipe(method=method).lr
-    is_paper = method not in ("adamw", "adamp")
-    return [
-        Point(names, {**common_settings(), **names, "lr": rate}, is_best=rate == usual, is_paper=is_paper)
-        for rate in rates
-    ]
+    usual, is_paper = ImageRecipe(method=method).lr, method not in ("adamw", "adamp")
+    point = Point(names, {**common_settings(), **names}, is_paper=is_paper)
+    return [replace(point.having(lr=rate), is_best=rate == usual) for rate in rates]
 
 
 def common_settings() -> dict[str, Any]:
@@ -293,9 +287,7 @@ class Settings(_Trained):
         found = []
         for each in self.settings[preset.name] if isinstance(self.settings, Mapping) else self.settings:
             options = {**preset.chosen(self.options), **preset.chosen(each)}
-            lists = [
-                value if isinstance(value, tuple) and name != "lr" else (value,) for name, value in options.items()
-            ]
+            lists = [each if isinstance(each, tuple) and name != "lr" else (each,) for name, each in options.items()]
             found += [dict(zip(options, values, strict=True)) for values in product(*lists)]
         given = {} if preset.dataset is None else {"dataset": preset.dataset}
         return [each for each in found if each["dataset"] == preset.dataset] or [{**each, **given} for each in found]
@@ -324,12 +316,6 @@ def reduced(points: Sequence[Point], preset: Preset, data: Mapping[str, str], *,
     The paper's preset has all of them. The others replace the data, train only the paper's best point of each grid, or
     the first where the paper names none, and have smaller widths and fewer epochs. A start of balancing after the last
     epoch is skipped.
-
-    Args:
-        points: The paper's points.
-        preset: Their size.
-        data: Replacements of the paper's datasets; points on others are skipped.
-        models: Networks of the smallest preset; empty for all.
     """
     if preset.is_paper:
         return [_as_published(point) for point in points]
@@ -350,12 +336,9 @@ def reduced(points: Sequence[Point], preset: Preset, data: Mapping[str, str], *,
 
 def _as_published(point: Point) -> Point:
     """Return a point of images with the forms of the published code, where its options do not say otherwise."""
-    if point.cell["dataset"] not in DATASETS:
-        return point
-    options = {**_PUBLISHED, **point.options}
-    if options["tail"] == "median":
-        options["tail"] = _PUBLISHED["tail"]
-    return replace(point, options=options)
+    tail = point.options.get("tail", "median")
+    published = {**_PUBLISHED, **point.options, "tail": _PUBLISHED["tail"] if tail == "median" else tail}
+    return point.having(**published) if point.cell["dataset"] in DATASETS else point
 
 
 def _small(point: Point, preset: Preset, dataset: str) -> Point:

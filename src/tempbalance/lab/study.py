@@ -100,20 +100,11 @@ class Study(FileEntry):
         return preset.seeds if given is None else (*SEEDS, *range(100, 95 + given))[:given]
 
     def choose(
-        self,
-        preset: Preset,
-        only: Mapping[str, Sequence[str]],
-        *,
-        only_paper: bool = False,
-        controls: bool = False,
+        self, preset: Preset, only: Mapping[str, Sequence[str]], *, only_paper: bool = False, controls: bool = False
     ) -> list[Point]:
         """Return the points of a preset that have one of the given values of each given label.
 
-        Args:
-            preset: Size of the study.
-            only: Values by label.
-            only_paper: Whether to skip points that the paper did not train.
-            controls: Whether to add the controls of each balanced point that the study does not have already.
+        Controls of each balanced point are added where the study does not have them already.
         """
         found = self.points(preset)
         if controls:
@@ -125,10 +116,11 @@ class Study(FileEntry):
             labels = dict.fromkeys(label for point in found for label in point.cell)
             if name not in labels:
                 raise ValueError(f"{self.name}: {unknown('label', name, labels)}")
-            values = {value: value if isinstance(value, str) else pretty(value) for value in _values(found, name)}
+            values = dict.fromkeys(point.cell[name] for point in found)
             for each in wanted:
                 if not any(_is_meant(each, value) for value in values):
-                    raise ValueError(f"{self.name}: {unknown(name, each, dict.fromkeys(values.values()))}")
+                    plain = dict.fromkeys(value if isinstance(value, str) else pretty(value) for value in values)
+                    raise ValueError(f"{self.name}: {unknown(name, each, plain)}")
             found = [point for point in found if any(_is_meant(each, point.cell[name]) for each in wanted)]
         return found
 
@@ -166,10 +158,6 @@ class Study(FileEntry):
             about=about[0].upper() + about[1:],
             notes=[*findings.notes, *shown.notes],
         )
-
-
-def _values(points: Sequence[Point], label: str) -> list[Any]:
-    return list(dict.fromkeys(point.cell[label] for point in points))
 
 
 def _is_meant(given: str, value: object) -> bool:
@@ -232,10 +220,8 @@ def claims_report(preset: Preset, folder: Path) -> Report:
             rows += [[study.name, *judged.row] for judged in judge_claims(study.claims, findings)]
     counts = Counter(str(row[1]) for row in rows)
     plural = {"holds": "hold", "does not hold": "do not hold"}
-    counted = [
-        f"{number} {verdict if number == 1 else plural.get(verdict, verdict)}" for verdict, number in counts.items()
-    ]
-    notes = ["; ".join(counted) + "."]
+    words = {verdict: verdict if number == 1 else plural.get(verdict, verdict) for verdict, number in counts.items()}
+    notes = ["; ".join(f"{number} {words[verdict]}" for verdict, number in counts.items()) + "."]
     notes += [f"Not tested: {each.says} {each.untested}" for each in paper_statements().values() if each.untested]
     table = claims_table(rows, is_paper=preset.is_paper, first=["study"])
     title, subtitle = "The paper's claims", f"preset {preset.name}: all studies, in {folder}"
