@@ -99,7 +99,7 @@ def test_without_a_run_there_are_empty_tables_and_no_charts(tmp_path):
 
 def test_charts_are_the_pairs_and_the_spectra(tmp_path):
     found = shown(tmp_path, {43: [(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]})
-    assert set(found.charts) == set(found.captions) == {"matrices", "spectra"}
+    assert set(found.charts) == set(STUDY.captions) == {"matrices", "spectra"}
 
 
 def data_of(chart):
