@@ -73,7 +73,7 @@ def present_layers(findings: Findings) -> Report:
     rows: list[list[Entry]] = []
     for track in tracks:
         for layer, alphas, rates in zip(track.layers, track.alpha, track.rate, strict=True):
-            ends = [value for value in alphas if value is not None] or [None]
+            ends: list[float | None] = [value for value in alphas if value is not None] or [None]
             largest = max((rate for rate in rates if rate is not None), default=None)
             rows.append([track.panel, layer, *numbers((ends[0], ends[-1]), 3), *numbers([largest], 4)])
     columns = ["network", "layer", "first alpha", "last alpha", "largest rate"]
