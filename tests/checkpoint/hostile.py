@@ -169,6 +169,28 @@ def many(count: int) -> bytes:
     return b"}(" + b"".join(text(f"{index:x}") + b"N" for index in range(count)) + b"u"
 
 
+LONG = "x" * 200
+
+
+def named_alike(count: int) -> bytes:
+    """A dictionary of one tensor under many names; the tensor is the value 0 of the memo."""
+    return b"}(" + b"".join(text(f"{index:x}") + b"h\0" for index in range(count)) + b"u"
+
+
+def deep_optimizer(depth: int, count: int) -> bytes:
+    """A state of an optimizer in which many tensors have one long path."""
+    inside = b"".join(b"}" + text(LONG) for _ in range(depth)) + named_alike(count) + b"s" * depth
+    state = b"}" + text("state") + inside + b"s"
+    return b"\x80\x02}" + text("weight") + tensor() + b"q\0s" + text("optimizer") + state + b"s" + END
+
+
+def deep_module(depth: int, count: int) -> bytes:
+    """A module far down in others, with many parameters that are one tensor."""
+    leaf = MODULE + b"}" + text("_parameters") + named_alike(count) + b"s" + text("_modules") + b"}sb"
+    outer = MODULE + b"}" + text("_parameters") + b"}s" + text("_modules") + b"}" + text(LONG)
+    return b"\x80\x02" + tensor() + b"q\x000" + outer * depth + leaf + b"ssb" * depth + END
+
+
 def embedded(pickled: bytes, count: int) -> bytes:
     """A list of one file embedded again and again, as pickle.dump embeds tensors."""
     inner = b"\x80\x02" + pickled + END
@@ -289,6 +311,8 @@ PICKLES: dict[str, Callable[[Path], bytes]] = {
     "objects_that_share_a_mapping": lambda folder: state(
         many(50_000) + b"\x85q\0" + name("a.b") + b"q\1(" + b"h\1h\0R" * 20_000 + b"l"
     ),
+    "names_beyond_reason_in_an_optimizer": lambda folder: deep_optimizer(12, 200_000),
+    "names_beyond_reason_in_a_module": lambda folder: deep_module(60, 100_000),
     "modules_that_share_a_leaf": lambda folder: (
         b"\x80\x02" + MODULE + b"}" + text("_parameters") + many(50_000) + b"s" + text("_modules") + b"}sbq\2"
         + MODULE + module_state(b"(" + b"".join(text(f"{index:x}") + b"h\2" for index in range(20_000)) + b"u") + END
@@ -361,6 +385,29 @@ def names_archive(member: str) -> bytes:
     return archive(state(tensor()), {member: b"x"})
 
 
+def packed_views(_: Path) -> bytes:
+    """Thousands of small tensors in one storage that has to be unpacked for each of them."""
+    base = torch.zeros(3_000_000)
+    plain = io.BytesIO(saved({f"{place}.weight": base[place : place + 4096].view(64, 64) for place in range(2000)}))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        for member in source.namelist():
+            file.writestr(member, source.read(member))
+    return buffer.getvalue()
+
+
+def many_members(_: Path) -> bytes:
+    """An archive of empty members, written by hand because zipfile would take a minute."""
+    front, directory, start = [], [], 0
+    for place in range(400_000):
+        called = b"%x" % place
+        directory.append(struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, *[0] * 7, len(called), *[0] * 5, start) + called)
+        front.append(struct.pack("<4s5H3L2H", b"PK\3\4", 20, *[0] * 7, len(called), 0) + called)
+        start += len(front[-1])
+    size = sum(map(len, directory))
+    return b"".join([*front, *directory, struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65535, 65535, size, start, 0)])
+
+
 BOMB = bytes(50_000_000)
 add_files("zip", ".pt", {
     "cut_off": lambda _: archive(state(tensor()))[:-60],
@@ -379,6 +426,8 @@ add_files("zip", ".pt", {
     "of_sizes_beyond_the_file": lambda _: patched(archive(state(tensor())), b"PK\1\2", 20, 2 * struct.pack("<L", 9999)),
     "header_elsewhere": lambda _: patched(archive(state(tensor())), b"PK\1\2", 42, struct.pack("<L", 7)),
     "lzma": lambda _: archive(state(tensor()), method=zipfile.ZIP_LZMA),
+    "of_half_a_million_members": many_members,
+    "views_of_one_packed_storage": packed_views,
     "deflated_and_broken": lambda _: patched(archive(state(tensor()), method=8), b"PK\3\4", 40, b"\xff" * 9),
     "two_roots": lambda _: names_archive("b/data.pkl"),
     "without_a_pickle": lambda _: archive(b"").replace(b"data.pkl", b"data.pkX"),
@@ -617,6 +666,10 @@ ADAPTERS: dict[str, tuple[dict[str, torch.Tensor], dict[str, object]]] = {
     "with_alpha_as_text": (PAIR, {"lora_alpha": "__import__('os')"}),
     "with_a_pattern_that_never_ends": (PAIR, {"alpha_pattern": {"(x+x+)+y": 3}}),
     "with_a_pattern_that_is_a_list": (PAIR, {"alpha_pattern": ["x"]}),
+    "with_a_hundred_thousand_patterns": (
+        {f"x{number}.lora_A.weight": torch.ones(1, 1) for number in range(2000)},
+        {"alpha_pattern": {f"y{number}": 1 for number in range(100_000)}},
+    ),
     "without_a_partner": ({"x.lora_A.weight": torch.ones(2, 3)}, {}),
     "of_different_ranks": ({**PAIR, "x.lora_B.weight": torch.ones(4, 3)}, {}),
     "of_rank_zero": ({"x.lora_A.weight": torch.ones(0, 3), "x.lora_B.weight": torch.ones(4, 0)}, {}),
@@ -709,6 +762,29 @@ DISTRIBUTED: dict[str, Callable[[Path, object], None]] = {
 }
 for key, change in DISTRIBUTED.items():
     CASES[f"distributed_{key}"] = lambda folder, change=change: distributed(folder, lambda it: change(folder, it))
+
+
+@case
+def distributed_pieces_hundreds_of_folders_down(folder: Path) -> Path:
+    depth = 500  # shutil.rmtree could not remove a thousand
+    place = _StorageInfo("a/" * depth + "b.distcp", 0, 100)
+
+    def change(metadata: object) -> None:
+        described, names = described_in(metadata), [f"{number}.weight" for number in range(8000)]
+        metadata.state_dict_metadata = dict.fromkeys(names, described)
+        metadata.storage_data = {MetadataIndex(each, [0, 0]): place for each in names}
+
+    inside = distributed(folder, change)
+    deep = os.open(inside, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("a", dir_fd=deep)
+        below = os.open("a", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    with open("b.distcp", "wb", opener=lambda name, flags: os.open(name, flags, dir_fd=deep)) as file:
+        file.write(bytes(100))
+    os.close(deep)
+    return inside
 
 
 @case

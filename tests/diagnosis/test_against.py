@@ -1,6 +1,7 @@
 """Checkpoints beside each other: which layers are pairs, and how far they moved."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -154,3 +155,12 @@ def test_layers_of_blocks_with_different_numbers_are_not_paired():
     with raises(ValueError, "layer.0.fc", "layer.1.fc"):
         pair_layers(["layer.0.fc"], ["layer.1.fc"])
     assert pair_layers(["student.fc"], ["teacher.fc"]) == {"student.fc": "teacher.fc"}
+
+
+def test_the_time_to_pair_layers_does_not_grow_with_the_square_of_their_number():
+    ends, blocks = [f"x{number}.fc" for number in range(20_000)], [f"l.{number}.fc" for number in range(20_000)]
+    start = time.process_time()
+    with raises(ValueError, "fc", "x0.fc"):
+        pair_layers(["fc", *(f"a{number}" for number in range(20_000))], ends)
+    assert len(pair_layers(blocks, [f"m.{name}" for name in blocks])) == len(blocks)
+    assert time.process_time() - start < 5

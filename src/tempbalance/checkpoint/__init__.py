@@ -1,11 +1,8 @@
 """Read named weights from a file, a folder or a mapping; nothing in a file is executed.
 
-`read_checkpoint` returns a `Checkpoint` of `StoredTensor`s: names, shapes and dtypes. Values are read on demand.
-`layers.infer_layers` infers the layers of the model.
-
 Read the modules in this order: ``tensors`` (untrusted files, stored tensors), ``pickles`` and ``formats`` (content of
 one file), ``weights`` (choice of the mapping), ``derived`` (dequantised weights, LoRA products), ``read`` (files and
-folders), ``layers``.
+folders), ``layers`` (layers of the model).
 """
 
 from tempbalance.checkpoint.read import Checkpoint, read_checkpoint

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,35 +25,24 @@ from tempbalance.checkpoint.tensors import (
     parse_json,
     read_json,
     refuse,
+    require,
     unreadable,
 )
 from tempbalance.errors import CheckpointError, WeightError, quoted
 
-_CONFIGS = ("config.json", "quantize_config.json")
 PART = "part of a weight, scored with it"
-_MOST_STATE_BYTES = 1 << 16
+_MOST_STATE_BYTES, _MOST_COMPARED = 1 << 16, 5_000_000
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each column among the eight in an integer
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-_PREFIX = "base_model.model."
-_FACTOR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
 _PLAIN_PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.)+")
 
-Part = StoredTensor | None
+Part = Any  # a StoredTensor, or None if there is no tensor of the name
 Made = tuple[tuple[int, ...], Callable[[], Tensor]]  # the shape of a weight, and how it is computed
 Config = Mapping[str, Any]
 
 
-def _row_scaled(held: StoredTensor, _: Config, scale: StoredTensor, form: Part) -> Made:
-    """Compute an int8 weight of bitsandbytes: W = integer x SCB of its row / 127."""
-    if scale.shape != held.shape[:1]:
-        refuse("int8 with an SCB that does not fit its rows")
-
-    def load() -> Tensor:
-        if form is not None and int(form.load()) != 0:
-            refuse("int8 in a layout other than row by row")
-        return held.load().float().mul_(scale.load().float()[:, None] / 127)
-
-    return held.shape, load
+def _fits(part: Part, *shape: int, dtype: torch.dtype | None = None) -> bool:
+    return part is not None and part.shape == shape and dtype in (None, part.dtype)
 
 
 def _four_bit(held: StoredTensor, _: Config, described: StoredTensor, *parts: Part) -> Made:
@@ -72,20 +61,21 @@ def _four_bit(held: StoredTensor, _: Config, described: StoredTensor, *parts: Pa
         case {"shape": [int() as rows, int() as columns], "blocksize": int() as size} if min(rows, columns, size) > 0:
             num_blocks = -(-rows * columns // size)
         case _:
-            num_blocks = -1
-    fits = code is not None and code.shape == (16,) and absmax is not None and absmax.shape == (num_blocks,)
-    if not fits or 2 * math.prod(held.shape) != rows * columns or code is None or absmax is None:
-        refuse("4-bit, and its quant_state does not fit it")
-    offset, nested_size = cast("Any", state.get("nested_offset")), cast("Any", state.get("nested_blocksize"))
+            refuse("4-bit, and its quant_state has no shape and blocksize")
+    fits = _fits(code, 16) and _fits(absmax, num_blocks) and 2 * math.prod(held.shape) == rows * columns
     if nested is not None:
-        is_plain = isinstance(nested_size, int) and nested_size > 0 and isinstance(offset, float)
-        fits = is_plain and nested.shape == (-(-num_blocks // nested_size),) and absmax.dtype == torch.uint8
-        if not fits or nested_code is None or nested_code.shape != (256,):
-            refuse("4-bit, and its quant_state does not fit it")
+        match state:
+            case {"nested_offset": float() as offset, "nested_blocksize": int() as nested_size} if nested_size > 0:
+                are_bytes = _fits(absmax, num_blocks, dtype=torch.uint8)
+                fits &= are_bytes and _fits(nested, -(-num_blocks // nested_size)) and _fits(nested_code, 256)
+            case _:
+                fits = False
+    if not fits:
+        refuse("4-bit, and its quant_state does not fit it")
 
     def load() -> Tensor:
         scales, levels = absmax.load(), code.load().float()
-        if nested is not None and nested_code is not None:
+        if nested is not None:
             scales = _scale_blocks(nested_code.load().float()[scales.long()], nested.load().float(), nested_size)
             scales += offset
         pairs = torch.stack([levels.repeat_interleave(16), levels.repeat(16)], dim=1)  # of each byte
@@ -111,11 +101,10 @@ def _packed(held: StoredTensor, config: Config, zeros: Part, scales: Part, group
         refuse(f"{said} (quant_method {quoted(method)}, bits {quoted(bits)})")
     each, is_gptq = 32 // bits, method == "gptq"
     rows, columns = held.shape[0] * (each if is_gptq else 1), held.shape[1] * (1 if is_gptq else each)
-    num_groups = scales.shape[0] if scales is not None and len(scales.shape) == 2 else 0
-    by_index = groups is not None and groups.shape == (rows,)
-    fits = num_groups > 0 and (by_index or rows % num_groups == 0)
-    wanted = ((num_groups, columns // each), torch.int32)
-    if not fits or not scales or scales.shape[1] != columns or not zeros or (zeros.shape, zeros.dtype) != wanted:
+    num_groups = scales.shape[0] if scales is not None and scales.shape else 0
+    by_index = _fits(groups, rows)
+    fits = num_groups > 0 and _fits(scales, num_groups, columns) and (by_index or rows % num_groups == 0)
+    if not fits or not _fits(zeros, num_groups, columns // each, dtype=torch.int32):
         refuse("packed, and its scales and zero points do not fit it")
     shift = 1 if is_gptq and config.get("checkpoint_format", "gptq") != "gptq_v2" else 0
 
@@ -124,7 +113,7 @@ def _packed(held: StoredTensor, config: Config, zeros: Part, scales: Part, group
         if not is_gptq:
             order = (torch.arange(0, columns, 8)[:, None] + torch.tensor(_AWQ_ORDER)).flatten()
             integers, zero = integers[:, order], zero[:, order]
-        index = groups.load().long() if groups is not None and by_index else torch.arange(rows) * num_groups // rows
+        index = groups.load().long() if by_index else torch.arange(rows) * num_groups // rows
         if int(index.min()) < 0 or int(index.max()) >= num_groups:
             refuse("packed, with a group that has no scale")
         return integers.sub_(zero.add_(shift)[index]).float().mul_(scales.load().float()[index]).T
@@ -139,23 +128,27 @@ def _unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
     return (packed.unsqueeze(dim + 1) >> shifts).bitwise_and_(2**bits - 1).flatten(dim, dim + 1)
 
 
+def _row_scaled(held: StoredTensor, _: Config, scale: StoredTensor, form: Part) -> Made:
+    """Compute an int8 weight of bitsandbytes: W = integer x SCB of its row / 127."""
+    if scale.shape != held.shape[:1] or (form is not None and (form.shape or int(form.load()))):
+        refuse("int8 with an SCB that does not fit its rows, or in a layout other than row by row")
+    return held.shape, lambda: held.load().float().mul_(scale.load().float()[:, None] / 127)
+
+
 def _scaled(held: StoredTensor, config: Config, scale: StoredTensor, zero: Part) -> Made:
     """Compute a weight with a scale of the tensor, of each row or of each block: W = (value - zero point) x scale."""
-    rows, columns = (max(side, 1) for side in held.shape)
-    block = config.get("weight_block_size")
-    sides = (0, 0)
-    if math.prod(scale.shape) == 1:
-        sides = (rows, columns)
-    elif scale.shape in ((rows,), (rows, 1)):
-        sides = (1, columns)
-    elif isinstance(block, list) and len(block) == 2 and all(isinstance(side, int) and side > 0 for side in block):
-        sides = (min(block[0], rows), min(block[1], columns))
-    elif len(scale.shape) == 2 and 0 not in scale.shape and not (rows % scale.shape[0] or columns % scale.shape[1]):
-        sides = (rows // scale.shape[0], columns // scale.shape[1])
+    rows, columns = held.shape
+    sides = (rows, columns)  # of a block
+    match scale.shape, config.get("weight_block_size"):
+        case ((count,) | (count, 1), _) if count == rows > 1:
+            sides = (1, columns)
+        case (_, [int() as height, int() as width]) if min(height, width) > 0 and math.prod(scale.shape) > 1:
+            sides = (min(height, rows), min(width, columns))
+        case ((down, across), _) if down and across and not (rows % down or columns % across):
+            sides = (rows // down, columns // across)
     grid = (-(-rows // sides[0]), -(-columns // sides[1])) if all(sides) else (0, 0)
-    fits = math.prod(scale.shape) == math.prod(grid) > 0 and (zero is None or zero.shape == scale.shape)
-    if not fits or 0 in held.shape:
-        refuse(f"{str(held.dtype).removeprefix('torch.')} with scales that do not fit it")
+    if not math.prod(scale.shape) == math.prod(grid) > 0 or (zero is not None and zero.shape != scale.shape):
+        refuse(f"{_dtype(held)} with scales that do not fit it")
 
     def load() -> Tensor:
         values = held.load().float()
@@ -176,15 +169,13 @@ def _masked(held: StoredTensor, _: Config, mask: StoredTensor) -> Made:
 
 def _normed(held: StoredTensor, _: Config, size: StoredTensor) -> Made:
     """Compute a weight of weight norm: W = direction x size / norm of the direction."""
-    is_along = len(size.shape) == len(held.shape) and all(
-        length in (1, side) for length, side in zip(size.shape, held.shape, strict=True)
-    )
+    dims = [dim for dim, length in enumerate(size.shape) if length == 1]
+    is_along = size.shape == tuple(1 if dim in dims else side for dim, side in enumerate(held.shape))
     _check_fit((is_along or size.shape == ()) and size.dtype.is_floating_point, held, size)
-    dims = [dim for dim, length in enumerate(size.shape) if length == 1] or None
 
     def load() -> Tensor:
         direction = held.load()
-        return direction.mul(size.load() / torch.linalg.vector_norm(direction, dim=dims, keepdim=True))
+        return direction.mul(size.load() / torch.linalg.vector_norm(direction, dim=dims or None, keepdim=True))
 
     return held.shape, load
 
@@ -203,12 +194,14 @@ def _spectrally_normed(held: StoredTensor, _: Config, left: StoredTensor, right:
     return held.shape, load
 
 
+def _dtype(tensor: StoredTensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def _check_fit(fits: bool, held: StoredTensor, *parts: StoredTensor) -> None:
     """Refuse parts of a weight that torch would broadcast or convert."""
     if not fits:
-        kinds = [
-            f"{' x '.join(map(str, each.shape))} {str(each.dtype).removeprefix('torch.')}" for each in (*parts, held)
-        ]
+        kinds = [f"{' x '.join(map(str, each.shape))} {_dtype(each)}" for each in (*parts, held)]
         refuse(f"{quoted(parts[0].name)} ({' and '.join(kinds[:-1])}) does not fit {kinds[-1]}")
 
 
@@ -221,6 +214,11 @@ class _Rule(NamedTuple):
     make: Callable[..., Made]
     options: tuple[str, ...] = ()  # others that may be there
     dtypes: tuple[torch.dtype, ...] = ()  # of matrices that are quantised; empty for weights that are not
+
+    def is_for(self, tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> bool:
+        is_kind = len(tensor.shape) == 2 and tensor.dtype in self.dtypes if self.dtypes else len(tensor.shape) > 1
+        module = tensor.name.removesuffix(self.stem)
+        return is_kind and tensor.name.endswith(self.stem) and all(module + each in by_name for each in self.needs)
 
 
 _PATH = "parametrizations.weight."
@@ -243,9 +241,7 @@ _RULES = (
 def derive_weights(tensors: Sequence[StoredTensor], folder: Path | None) -> list[StoredTensor]:
     """Replace tensors of which a weight is made by the weight, and mark the others that it is made of.
 
-    Args:
-        tensors: Tensors of a checkpoint.
-        folder: Folder that may have a configuration with the packing of quantised weights.
+    The folder may have a configuration that says how quantised weights are packed.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     made: dict[str, StoredTensor] = {}
@@ -253,52 +249,36 @@ def derive_weights(tensors: Sequence[StoredTensor], folder: Path | None) -> list
     names = set(by_name)
     config = cache(partial(_config, folder))
     for tensor in by_name.values():
-        rule, module = _rule_of(tensor, by_name)
-        if rule is not None:
-            name = tensor.name if module + rule.weight in names else module + rule.weight
-            others = [module + each for each in (*rule.needs, *rule.options)]
-            made[tensor.name] = _make(rule, name, config, tensor, [by_name.get(each) for each in others])
-            names.add(name)
-            parts.update(others)
+        rule = next((rule for rule in _RULES if rule.is_for(tensor, by_name)), None)
+        if rule is None:
+            continue
+        module = tensor.name.removesuffix(rule.stem)
+        name = tensor.name if module + rule.weight in names else module + rule.weight
+        others = [module + each for each in (*rule.needs, *rule.options)]
+        dtype = torch.float32 if rule.dtypes else tensor.dtype
+        try:
+            for each in (tensor, *filter(None, map(by_name.get, others))):
+                if each.problem:
+                    refuse(f"{quoted(each.name)} is {each.problem}")
+            shape, load = rule.make(tensor, config(), *map(by_name.get, others))
+            num_elements(f"weight {quoted(name)}", shape)
+            made[tensor.name] = StoredTensor(name, shape, dtype, load, tensor.tie)
+        except WeightError as err:  # one weight that cannot be computed
+            made[tensor.name] = unreadable(tensor.shape, str(err), dtype, name)
+        names.add(name)
+        parts.update(others)
     return [
         made[name] if name in made else replace(tensor, problem=PART) if name in parts else tensor
         for name, tensor in by_name.items()
     ]
 
 
-def _rule_of(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> tuple[_Rule | None, str]:
-    """Return the rule by which a weight is made of a tensor, and the beginning of its name."""
-    for rule in _RULES:
-        is_kind = len(tensor.shape) == 2 and tensor.dtype in rule.dtypes if rule.dtypes else len(tensor.shape) > 1
-        if is_kind and tensor.name.endswith(rule.stem):
-            module = tensor.name.removesuffix(rule.stem)
-            if all(module + each in by_name for each in rule.needs):
-                return rule, module
-    return None, ""
-
-
-def _make(
-    rule: _Rule, name: str, config: Callable[[], Config], tensor: StoredTensor, others: Sequence[Part]
-) -> StoredTensor:
-    """Describe a weight; if it cannot be computed, that is the problem of the tensor."""
-    dtype = torch.float32 if rule.dtypes else tensor.dtype
-    try:
-        for part in (tensor, *others):
-            if part is not None and part.problem:
-                refuse(f"{quoted(part.name)} is {part.problem}")
-        shape, load = rule.make(tensor, config(), *others)
-        num_elements(f"weight {quoted(name)}", shape)
-        return StoredTensor(name, shape, dtype, load, tensor.tie)
-    except WeightError as err:
-        return unreadable(tensor.shape, str(err), dtype, name)
-
-
 def _config(folder: Path | None) -> Config:
     """Read how a model was quantised from the configuration beside its weights; empty if it is not there."""
-    for file in _CONFIGS:
+    for file, is_whole in (("config.json", False), ("quantize_config.json", True)):
         if folder is not None and os.path.isfile(folder / file):
             content = read_json(inside(folder, file))
-            nested = content.get("quantization_config", content if file == _CONFIGS[1] else {})
+            nested = content.get("quantization_config", content if is_whole else {})
             return nested if isinstance(nested, dict) else {}
     return {}
 
@@ -313,23 +293,22 @@ def lora_products(tensors: Sequence[StoredTensor], config: Config) -> list[Store
         raise CheckpointError(f"is an adapter of type {quoted(kind)}; only LORA is read")
     if not isinstance(alpha_of, dict) or not all(_is_number(value) for value in (alpha, *alpha_of.values())):
         raise CheckpointError("the configuration needs numbers for lora_alpha and in alpha_pattern")
-    for pattern in alpha_of:
-        # a regular expression from a file could run for years
+    require(len(alpha_of) * len(tensors) <= _MOST_COMPARED, f"the configuration has {len(alpha_of):,} patterns")
+    for pattern in alpha_of:  # a regular expression from a file could run for years
         if not _PLAIN_PATTERN.fullmatch(pattern):
             raise CheckpointError(f"the configuration has the alpha_pattern {quoted(pattern)}; only names are read")
     factors: dict[str, dict[str, StoredTensor]] = {}
     others: list[StoredTensor] = []
     for tensor in tensors:
-        name = tensor.name.removeprefix(_PREFIX)
-        if match := _FACTOR.fullmatch(name):
+        name = tensor.name.removeprefix("base_model.model.")
+        if match := re.fullmatch(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?", name):
             factors.setdefault(match[1], {})[match[2]] = tensor
         else:
             others.append(replace(tensor, name=name))
-    is_root = config.get("use_rslora") is True  # alpha / sqrt(r) for rank-stabilised adapters, else alpha / r
-    products = [
-        _product(layer, pair, next((alpha_of[each] for each in alpha_of if _is_meant(each, layer)), alpha), is_root)
-        for layer, pair in factors.items()
-    ]
+    products = []
+    for layer, pair in factors.items():
+        own = next((alpha_of[each] for each in alpha_of if _is_meant(each, layer)), alpha)
+        products.append(_product(layer, pair, own, is_root=config.get("use_rslora") is True))
     return products + others
 
 
@@ -342,8 +321,11 @@ def _is_meant(pattern: str, layer: str) -> bool:
     return layer == name.removeprefix("^") or (not name.startswith("^") and layer.endswith(f".{name}"))
 
 
-def _product(layer: str, pair: Mapping[str, StoredTensor], alpha: Any, is_root: bool) -> StoredTensor:
-    """Describe scale x B @ A by a small matrix with its singular values: with B = Qb Rb and A' = Qa Ra it is Rb Ra'."""
+def _product(layer: str, pair: Mapping[str, StoredTensor], alpha: Any, *, is_root: bool) -> StoredTensor:
+    """Describe scale x B @ A by a small matrix with its singular values: with B = Qb Rb and A' = Qa Ra it is Rb Ra'.
+
+    The scale is alpha / r, or alpha / sqrt(r) for rank-stabilised adapters.
+    """
     if len(pair) < 2:
         return unreadable(pair[min(pair)].shape, f"lora_{min(pair)} without its partner", name=layer)
     down, up = pair["A"], pair["B"]

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,7 +22,7 @@ from tempbalance.checkpoint.pickles import array, read_pickle, read_stream
 from tempbalance.checkpoint.tensors import (
     MOST_INDEX_BYTES,
     MOST_PICKLE_BYTES,
-    Section,
+    File,
     Storage,
     StoredTensor,
     available_memory,
@@ -36,15 +36,12 @@ from tempbalance.errors import CheckpointError, quoted
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".pkl", ".pickle", ".pt2")
 _READABLE = f"{', '.join(SUFFIXES)} files with tensors by name are, and folders of them"
-_HEAD_BYTES = 512
-_ONNX = "is ONNX, a program with its weights: load it where it was made and save the state_dict() of the PyTorch model"
 _OTHERS = (  # bytes of formats that are not read, and where they stand
-    (b"GGUF", 0, f"is a file of GGUF, which is not read: {_READABLE}"),
-    (b"\x89HDF\r\n\x1a\n", 0, f"is a file of HDF5, which is not read: {_READABLE}"),
-    (b"\x1f\x8b", 0, f"is a file of gzip, which is not read: {_READABLE}"),
-    (b"\x93NUMPY", 0, f"is a file of NumPy with one array, which is not read: {_READABLE}"),
-    (b"ustar", 257, f"is a tar archive (torch wrote them before 0.4), which is not read: {_READABLE}"),
-    (b"version https://git-lfs", 0, "is a pointer of Git LFS, not the weights: fetch them with git lfs pull"),
+    (b"GGUF", 0, "a file of GGUF"),
+    (b"\x89HDF\r\n\x1a\n", 0, "a file of HDF5"),
+    (b"\x1f\x8b", 0, "a file of gzip"),
+    (b"\x93NUMPY", 0, "a file of NumPy with one array"),
+    (b"ustar", 257, "a tar archive (torch wrote them before 0.4)"),
 )
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
@@ -53,10 +50,11 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }  # fmt: skip
+# members of an archive take 50 bytes of its directory at least; zipfile reads 50,000 a second
+MOST_DIRECTORY = 6 << 20
 # of an archive: how many times its size it may unfold to, or how many bytes in any case
 _MOST_UNFOLDED, _SMALL_UNFOLDED = 100, 16 << 20
-_STEP_BYTES = 1 << 20
-_MOST_NPY_HEADER, _MOST_ARRAYS = 10_000, 10_000
+_STEP_BYTES, _MOST_NPY_HEADER, _MOST_ARRAYS = 1 << 20, 10_000, 10_000
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a member: the lengths of its name and of what follows the name
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, OverflowError,
            NotImplementedError)  # fmt: skip
@@ -69,13 +67,13 @@ _SCALAR_TYPES = {  # the numbers that torch.export gives to dtypes
 
 def read_content(path: Path) -> Any:
     """Read the content of a file: objects, which hold tensors in mappings from names."""
-    file = Section(path)
-    head, suffix = file.read(_HEAD_BYTES), path.suffix.lower()
+    file, suffix = File(path), path.suffix.lower()
+    head = file.read(512)
     file.seek(0)
     if not head:
         raise CheckpointError("is empty")
     if head.startswith(b"PK"):
-        return read_archive(Section(path, most=MOST_INDEX_BYTES))
+        return read_archive(File(path, most=MOST_DIRECTORY))
     if head[8:9] != b"{":
         _refuse_others(head, suffix)
     if head[8:9] == b"{" or (suffix == ".safetensors" and not head.startswith(b"\x80")):
@@ -87,9 +85,13 @@ def read_content(path: Path) -> Any:
 
 def _refuse_others(head: bytes, suffix: str) -> None:
     """Refuse a file of another format and say which format it is."""
-    is_onnx = suffix == ".onnx" or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b":"))
-    if found := [_ONNX] if is_onnx else [sentence for magic, at, sentence in _OTHERS if head[at:].startswith(magic)]:
-        raise CheckpointError(found[0])
+    if suffix == ".onnx" or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b":")):
+        raise CheckpointError("is ONNX, a program: save the state_dict() of the PyTorch model that it was made from")
+    for magic, start, what in _OTHERS:
+        if head[start:].startswith(magic):
+            raise CheckpointError(f"is {what}, which is not read: {_READABLE}")
+    if head.startswith(b"version https://git-lfs"):
+        raise CheckpointError("is a pointer of Git LFS, not the weights: fetch them with git lfs pull")
     if suffix == ".json":
         raise CheckpointError("is an index or a configuration: hand over the folder that it is in")
 
@@ -97,20 +99,19 @@ def _refuse_others(head: bytes, suffix: str) -> None:
 # safetensors
 
 
-def _read_safetensors(file: Section) -> dict[str, StoredTensor]:
+def _read_safetensors(file: File) -> dict[str, StoredTensor]:
     """Read the header of a safetensors file, whose size and repeated names the package does not check."""
     length = int.from_bytes(file.read(8), "little")
-    if file.num_bytes < 8 or length > file.num_bytes - 8:
-        raise CheckpointError(f"the safetensors header claims {length:,} bytes, the file has {file.num_bytes:,}")
-    if length > MOST_INDEX_BYTES:
-        raise CheckpointError(f"the safetensors header has {length:,} bytes, more than {MOST_INDEX_BYTES:,}")
+    most = min(MOST_INDEX_BYTES, file.num_bytes - 8)
+    if length > most:
+        raise CheckpointError(f"the safetensors header claims {length:,} bytes, it may have {max(most, 0):,}")
     header = parse_json(file.read(length), "the safetensors header")
     header.pop("__metadata__", None)
     with _opened(file):
         return {name: _described(file, name, header[name]) for name in sorted(header, key=natural_order)}
 
 
-def _described(file: Section, name: str, entry: Any) -> StoredTensor:
+def _described(file: File, name: str, entry: Any) -> StoredTensor:
     match entry:
         case {"dtype": str() as kind, "shape": list() as shape, "data_offsets": _} if len(entry) == 3:
             num_elements(f"tensor {quoted(name)}", shape)
@@ -120,7 +121,7 @@ def _described(file: Section, name: str, entry: Any) -> StoredTensor:
     raise CheckpointError(f"tensor {quoted(name)} needs dtype, shape and data_offsets in the header, and nothing else")
 
 
-def _load(file: Section, name: str) -> Tensor:
+def _load(file: File, name: str) -> Tensor:
     """Read a tensor and close the file, because the pages of open files would add up."""
     with _opened(file) as opened:
         tensor: Tensor = opened.get_tensor(name)
@@ -128,7 +129,7 @@ def _load(file: Section, name: str) -> Tensor:
 
 
 @contextmanager
-def _opened(file: Section) -> Iterator[Any]:
+def _opened(file: File) -> Iterator[Any]:
     """Open a file with the package; the file must not change meanwhile."""
     from safetensors import SafetensorError, safe_open  # not needed for other formats
 
@@ -149,7 +150,7 @@ def _opened(file: Section) -> Iterator[Any]:
 # zip archives: torch.save, TorchScript, torch.export, NumPy
 
 
-def read_archive(file: Section) -> Any:
+def read_archive(file: File) -> Any:
     """Read the content of an archive; that of TorchScript without its program."""
     archive, members = _members(file)
     names = [name for name in members if name.split("/")[1:] in (["data.pkl"], _EXPORTED.split("/"))]
@@ -166,7 +167,7 @@ def read_archive(file: Section) -> Any:
     return {name.removesuffix(".npy"): _npy(archive, name, each) for name, each in members.items()}
 
 
-def _members(file: Section) -> tuple[zipfile.ZipFile, dict[str, Storage]]:
+def _members(file: File) -> tuple[zipfile.ZipFile, dict[str, Storage]]:
     """Return an archive and its members, which must be as torch.save or NumPy write them."""
     with _broken_is_refused():
         archive = zipfile.ZipFile(file)
@@ -178,11 +179,7 @@ def _members(file: Section) -> tuple[zipfile.ZipFile, dict[str, Storage]]:
     if unfolded > max(_SMALL_UNFOLDED, _MOST_UNFOLDED * file.num_bytes):
         size = f"{file.num_bytes:,} bytes"
         raise CheckpointError(f"the archive of {size} unfolds to {unfolded:,}, more than a hundredfold")
-    verified: set[str] = set()
-    members = {
-        info.filename: Storage(info.file_size, partial(_read_member, file, archive, info, verified))
-        for info in archive.infolist()
-    }
+    members = {info.filename: _member(file, archive, info) for info in archive.infolist()}
     if len(members) < len(infos):
         raise CheckpointError("the archive has two members of one name")
     return archive, members
@@ -207,23 +204,33 @@ def _flaw(info: zipfile.ZipInfo, after: zipfile.ZipInfo | None, num_bytes: int) 
     return ""
 
 
-def _read_member(
-    file: Section, archive: zipfile.ZipFile, info: zipfile.ZipInfo, verified: set[str], start: int, count: int
-) -> Tensor:
-    """Read some bytes of a member; zipfile compares its checksum at the end, so the first read reads all of it."""
-    file.check()
-    # torch.serialization.set_crc32_options(False) writes 0 for the checksum
-    if info.compress_type == zipfile.ZIP_STORED and (info.CRC == 0 or info.filename in verified):
+def _member(file: File, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Storage:
+    """Return the bytes of a member; zipfile compares their checksum when it reads the last one."""
+    is_packed = info.compress_type != zipfile.ZIP_STORED
+
+    @cache
+    def start_once_checked() -> int:
+        # torch.serialization.set_crc32_options(False) writes 0 for the checksum
+        if info.CRC:
+            with archive.open(info) as member:
+                while member.read(_STEP_BYTES):
+                    pass
         front = file.tensor(info.header_offset, _LOCAL_HEADER.size).numpy().tobytes()
-        return file.tensor(info.header_offset + len(front) + sum(_LOCAL_HEADER.unpack(front)) + start, count)
-    with _broken_is_refused(), archive.open(info) as member:
-        for place in range(0, start, _STEP_BYTES):
-            member.read(min(_STEP_BYTES, start - place))
-        data = read_tensor(member, count)
-        while member.read(_STEP_BYTES):
-            pass
-    verified.add(info.filename)
-    return data
+        return info.header_offset + len(front) + sum(_LOCAL_HEADER.unpack(front))
+
+    def read(start: int, count: int) -> Tensor:
+        file.check()
+        with _broken_is_refused():
+            if not is_packed:
+                return file.tensor(start_once_checked() + start, count)
+            with archive.open(info) as member:
+                member.seek(start)
+                data = read_tensor(member, count)
+                while member.read(_STEP_BYTES):
+                    pass
+            return data
+
+    return Storage(info.file_size, read, is_packed=is_packed)
 
 
 @contextmanager
@@ -237,9 +244,7 @@ def _broken_is_refused() -> Iterator[None]:
 
 def _content(members: Mapping[str, Storage], name: str, most: int) -> bytes:
     """Read all of a member that describes others; empty if it is not there."""
-    if name not in members:
-        return b""
-    held = members[name]
+    held = members.get(name) or Storage.of(b"")
     if held.num_bytes > most:
         raise CheckpointError(f"{name} has {held.num_bytes:,} bytes, more than {most:,}")
     return held.read(0, held.num_bytes).numpy().tobytes()
@@ -256,7 +261,7 @@ def _read_pickled(members: Mapping[str, Storage]) -> Any:
             raise CheckpointError(f"storage {quoted(key)} should have {num_bytes:,} bytes, the archive {has}")
         return storages.setdefault((key, dtype), replace(held, dtype=dtype))
 
-    return read_pickle(io.BytesIO(_content(members, "data.pkl", MOST_PICKLE_BYTES)), storage_of)
+    return read_pickle(_content(members, "data.pkl", MOST_PICKLE_BYTES), storage_of)
 
 
 def _exported(members: Mapping[str, Storage]) -> Iterator[tuple[str, StoredTensor]]:
@@ -287,5 +292,5 @@ def _npy(archive: zipfile.ZipFile, name: str, held: Storage) -> StoredTensor:
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError) as err:
         raise CheckpointError("an array has a header that NumPy never writes") from err
     start = front.tell()
-    data = Storage(held.num_bytes - start, lambda offset, count: held.read(start + offset, count))
+    data = replace(held, num_bytes=held.num_bytes - start, read=lambda *span: held.read(start + span[0], span[1]))
     return array(data, dtype.str, shape, is_fortran=is_fortran)

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 
-from torch import Tensor
-
 from tempbalance.checkpoint.tensors import StoredTensor
 from tempbalance.model.layers import Layer, is_bias, is_embedding_name, mark_tied
 from tempbalance.spectral.matrices import Cut, Part, cut_convolution, cut_fused, cut_matrix, cut_stack
@@ -32,33 +30,17 @@ _COLOURS = 3  # channels of an image
 
 @dataclass
 class Inferred:
-    """Layers inferred from the tensors of a checkpoint.
+    """Layers inferred from the tensors of a checkpoint."""
 
-    Attributes:
-        layers: The layers, in the tensors' order; embeddings and tied weights have the reason why they are skipped.
-        tensors: Name of the layer of each weight, by tensor.
-        others: Why each other tensor is not a layer.
-        ranks: Rank of each layer that is a LoRA product.
-        largest: Bytes of the largest weight.
-    """
-
-    layers: list[Layer] = field(default_factory=list)
-    tensors: dict[str, str] = field(default_factory=dict)
-    others: dict[str, str] = field(default_factory=dict)
-    ranks: dict[str, int] = field(default_factory=dict)
-    largest: int = 0
+    layers: list[Layer] = field(default_factory=list)  # embeddings and tied weights have a reason why they are skipped
+    tensors: dict[str, str] = field(default_factory=dict)  # name of the layer of each weight, by tensor
+    others: dict[str, str] = field(default_factory=dict)  # why each other tensor is not a layer
+    ranks: dict[str, int] = field(default_factory=dict)  # of the layers that are LoRA products
+    largest: int = 0  # bytes of the largest weight
 
 
 def infer_layers(tensors: Iterable[StoredTensor], *, stacked: Sequence[str] = ()) -> Inferred:
-    """Infer layers from names and shapes.
-
-    Args:
-        tensors: Tensors of a checkpoint.
-        stacked: Name patterns of three-dimensional weights that are stacked experts, not kernels.
-
-    Raises:
-        ValueError: If a pattern of ``stacked`` matches no weight of three dimensions.
-    """
+    """Infer layers from names and shapes; patterns of names say which weights are stacked experts, not kernels."""
     by_name = {tensor.name: tensor for tensor in tensors}
     for pattern in stacked:
         if not any(len(each.shape) == 3 and _matches(name, pattern) for name, each in by_name.items()):
@@ -88,20 +70,14 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name.removesuffix(".weight"), pattern)
 
 
-def _split(name: str) -> tuple[str, str]:
-    """Return a tensor's module and its name within the module."""
-    owner, _, key = name.rpartition(".")
-    return owner, key
-
-
 def _beside(tensor: StoredTensor, key: str, by_name: Mapping[str, StoredTensor]) -> StoredTensor | None:
-    owner, _ = _split(tensor.name)
-    return by_name.get(f"{owner}.{key}" if owner else key)
+    owner, dot, _ = tensor.name.rpartition(".")
+    return by_name.get(owner + dot + key)
 
 
 def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
     """Return why a tensor is not a layer; empty if it is one."""
-    owner, key = _split(tensor.name)
+    owner, _, key = tensor.name.rpartition(".")
     bias = _beside(tensor, "bias", by_name)
     if tensor.problem or tensor.rank is not None:
         return tensor.problem
@@ -125,11 +101,11 @@ def _why_none(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
 
 
 def _layer(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: Sequence[str]) -> Layer:
-    owner, key = _split(tensor.name)
+    owner, _, key = tensor.name.rpartition(".")
     name = owner if key == "weight" and owner else tensor.name
     bias = _beside(tensor, "bias", by_name)
     layer = Layer(name, tensor.shape, tensor.load, [], _cut(tensor, by_name, stacked))
-    if _is_embedding(tensor, bias):
+    if tensor.rank is None and _is_embedding(tensor, bias):
         layer.skipped = "embedding"
     elif len(tensor.shape) > 1 and bias is not None and bias.shape == tensor.shape[1:2] != tensor.shape[:1]:
         layer.out_dim = 1  # GPT-2 stores its weights the other way round, and so do transposed convolutions
@@ -137,22 +113,20 @@ def _layer(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: S
 
 
 def _is_embedding(tensor: StoredTensor, bias: StoredTensor | None) -> bool:
-    owner, key = _split(tensor.name)
-    if tensor.rank is not None:
-        return False
+    owner, _, key = tensor.name.rpartition(".")
     if key != "weight":
         is_plain = not _RECURRENT.match(key) and key != "in_proj_weight"
         return is_plain and (is_embedding_name(key) or (len(tensor.shape) == 3 and tensor.shape[0] == 1))
-    module = _split(owner)[1].lower()
+    module = owner.rpartition(".")[2].lower()
     named = bool(_EMBEDDER.search(module)) and not _NO_EMBEDDER.search(module)
     return named and len(tensor.shape) == 2 and bias is None
 
 
 def _cut(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: Sequence[str]) -> Cut:
     """Return how a weight is cut, ignoring the groups of a kernel."""
-    _, key = _split(tensor.name)
-    if tensor.rank is not None:
-        return partial(_cut_core, tensor.rank)
+    key = tensor.name.rpartition(".")[2]
+    if (rank := tensor.rank) is not None:  # the r x r matrix that has the eigenvalues of a LoRA product
+        return lambda weight: [Part("", weight[:rank, :rank].unsqueeze(0))]
     if len(tensor.shape) == 2:
         if key == "in_proj_weight" and tensor.shape[0] == 3 * tensor.shape[1]:
             return partial(cut_fused, sizes=3, names=["q", "k", "v"])
@@ -164,14 +138,9 @@ def _cut(tensor: StoredTensor, by_name: Mapping[str, StoredTensor], stacked: Seq
     return cut_convolution
 
 
-def _cut_core(rank: int, weight: Tensor) -> list[Part]:
-    """Return the r x r matrix that has the eigenvalues of a LoRA product."""
-    return [Part("", weight[:rank, :rank].unsqueeze(0))]
-
-
 def _gates(tensor: StoredTensor, by_name: Mapping[str, StoredTensor]) -> str:
     """Return the gates of a recurrent weight, from the ratio of its rows to the hidden size."""
-    _, key = _split(tensor.name)
+    key = tensor.name.rpartition(".")[2]
     match = _RECURRENT.match(key)
     if match is None or match[1] == "hr":
         return ""

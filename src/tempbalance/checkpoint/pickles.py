@@ -3,7 +3,7 @@
 The instructions that import, call, set attributes or hash are replaced: a name, and every call of one, becomes an
 `Inert`, which keeps the arguments, state and items that it is given; the functions that rebuild tensors give a
 `StoredTensor`. Keys of mappings are text or small integers, and objects by identity: a tuple or a large integer could
-be made to take for ever to hash. The number of instructions and bytes is bounded.
+be made to take for ever to hash. The instructions and bytes of a file are counted, over all its pickles.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import pickletools
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tempbalance.checkpoint.tensors import (
     MOST_PICKLE_BYTES,
-    Section,
+    File,
     Storage,
     StoredTensor,
     num_elements,
@@ -34,80 +34,66 @@ from tempbalance.errors import CheckpointError, quoted
 
 # a tensor takes 30 of them: enough for 33,000 tensors, and read in a few seconds
 _MOST_INSTRUCTIONS = 1_000_000
-_FEW_INSTRUCTIONS = 1000  # of the pickles around the one that describes tensors
-_MOST_EMBEDDED, _MOST_DIGITS, _MOST_NAME, _MOST_ARGS = 10_000, 1000, 1000, 16
+_EMBEDDED_COST = 100  # instructions that another file inside a pickle counts for, beside its own
+_MOST_NAME, _MOST_ARGS = 1000, 16
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_STORAGES = {
-    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
-    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
-    "Bool": torch.bool, "ComplexDouble": torch.complex128, "ComplexFloat": torch.complex64,
-    "QInt8": torch.qint8, "QUInt8": torch.quint8, "QInt32": torch.qint32,
-}  # fmt: skip
-_ARRAYS = {
-    "f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "c8": torch.complex64, "c16": torch.complex128,
-    "i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "b1": torch.bool,
-    "u1": torch.uint8, "u2": torch.uint16, "u4": torch.uint32, "u8": torch.uint64,
-}  # fmt: skip
 _DTYPES: dict[str, torch.dtype] = {
     **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
-    **{f"torch.{place}{kind}Storage": dtype for kind, dtype in _STORAGES.items() for place in ("", "cuda.")},
+    **{f"torch.{place}{kind}": dtype for kind, dtype in torch.storage._storage_type_to_dtype_map().items()
+       for place in ("", "cuda.")},
     "torch.storage.UntypedStorage": torch.uint8,
-}
-
+}  # fmt: skip
 _BROKEN = (pickle.UnpicklingError, EOFError, struct.error, ValueError, LookupError, TypeError, AttributeError,
            OverflowError, MemoryError, RecursionError)  # fmt: skip
 
 StorageOf = Callable[[str, torch.dtype, int], Storage]
 
 
+class Items(dict[object, object]):
+    """A mapping of a pickle, whose keys must be new: the second of two equal keys would replace the first silently."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        is_plain = type(key) is str or (type(key) is int and key.bit_length() < 64) or isinstance(key, Inert)
+        key = key if is_plain else Inert("key", (key,))
+        if key in self:
+            raise CheckpointError(f"its pickle has the key {quoted(key)} twice in one mapping")
+        super().__setitem__(key, value)
+
+
 @dataclass(eq=False, slots=True)
 class Inert:
-    """A class or function that a pickle names, or an object made by calling it.
-
-    Attributes:
-        name: The full name.
-        args: Arguments of the call.
-        state: State set by the pickle.
-        items: Its items with their keys; those of a list or set with numbers.
-    """
+    """A class or function that a pickle names by its full name, or an object made by calling it with arguments."""
 
     name: str
     args: tuple[object, ...] = ()
     state: object = None
-    items: dict[object, object] = field(default_factory=dict)
+    items: Items = field(default_factory=Items)  # those of a list or set by number
 
     def append(self, item: object) -> None:
-        """Keep an item of a list or set."""
-        _set_item(self.items, len(self.items), item)
+        self.items[len(self.items)] = item
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.items[key] = value
 
 
-def _set_item(items: dict[object, object], key: object, value: object) -> None:
-    """Set an item whose key must be new; the second of two equal keys would replace the first silently."""
-    is_plain = type(key) is str or (type(key) is int and key.bit_length() < 64) or isinstance(key, Inert)
-    key = key if is_plain else Inert("key", (key,))
-    if key in items:
-        raise CheckpointError(f"its pickle has the key {quoted(key)} twice in one mapping")
-    items[key] = value
+class _Budget(dict[int, Callable[[Any], None]]):
+    """The instructions of the Unpickler, and how many of them and how many bytes a file may still use."""
 
-
-class _Instructions(dict[int, Callable[[Any], None]]):
-    """What the Unpickler does at each instruction, up to a number of instructions."""
-
-    def __init__(self, known: dict[int, Callable[[Any], None]], most: int) -> None:
-        super().__init__(known)
-        self.left = most
+    num_instructions, num_bytes = _MOST_INSTRUCTIONS, 2 * MOST_PICKLE_BYTES  # read, and copied by calls
 
     def __getitem__(self, code: int) -> Callable[[Any], None]:
-        self.left -= 1
-        if self.left < 0:
-            raise CheckpointError("its pickle has more instructions than tensors could need")
+        self.spend(num_instructions=1)
         if code in self:
             return super().__getitem__(code)
-        for each in pickletools.opcodes:
-            if each.code == chr(code):
-                raise CheckpointError(f"its pickle has the instruction {each.name}, which torch.save never writes")
-        raise ValueError(f"no instruction {code}")
+        names = [each.name for each in pickletools.opcodes if each.code == chr(code)]
+        raise CheckpointError(f"its pickle has the instruction {[*names, code][0]}, which torch.save never writes")
+
+    def spend(self, *, num_instructions: int = 0, num_bytes: int = 0) -> None:
+        self.num_instructions -= num_instructions
+        self.num_bytes -= num_bytes
+        if self.num_instructions < 0 or self.num_bytes < 0:
+            raise CheckpointError("its pickle has more instructions or bytes than tensors could need")
 
 
 class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions can be replaced
@@ -117,11 +103,10 @@ class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions c
     append: Callable[[object], None]
     pop_mark: Callable[[], list[Any]]
 
-    def __init__(self, file: Any, storage_of: StorageOf | None, most: int, outer: _Unpickler | None) -> None:
-        super().__init__(file, encoding="utf-8", errors="backslashreplace")
-        self.storage_of = storage_of
-        self.num_embedded, self.num_bytes = (_MOST_EMBEDDED if outer else 0), 0
-        self.instructions = self.dispatch = _Instructions(_INSTRUCTIONS, most)  # type: ignore[misc]
+    def __init__(self, stream: _Stream) -> None:
+        super().__init__(stream, encoding="utf-8", errors="backslashreplace")  # type: ignore[arg-type]
+        self.stream = stream
+        self.dispatch = stream.budget  # type: ignore[misc]
 
     def find_class(self, module: str, name: str) -> Any:
         if len(module) + len(name) > _MOST_NAME:
@@ -136,9 +121,7 @@ class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions c
                 dtype = dtype_of(kind)
                 if dtype is None or not 0 <= count < 2**60:
                     raise CheckpointError("its pickle describes a storage of no known type or length")
-                if self.storage_of is None:
-                    raise CheckpointError("its pickle refers to a storage where none belongs")
-                return self.storage_of(key, dtype, count * dtype.itemsize)
+                return self.stream.storage_of(key, dtype, count * dtype.itemsize)
             case ("module", Inert() as kind, *_):  # a class with its source, before torch 1.6
                 return kind
         return Inert("persistent", (pid,))
@@ -150,13 +133,12 @@ class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions c
         if function.name == "torch._tensor._rebuild_from_type_v2":
             return self.call(args[0], args[2])
         if function.name == "torch.storage._load_from_bytes":  # pickle.dump of a tensor embeds another file
-            self.num_embedded += 1
-            if self.num_embedded > _MOST_EMBEDDED or not isinstance(args[0], bytes):
+            if self.stream.is_embedded or not isinstance(args[0], bytes):
                 raise CheckpointError("its pickle embeds another file where none belongs")
-            self.count_bytes(args[0])
-            return read_stream(io.BytesIO(args[0]), most=_FEW_INSTRUCTIONS, outer=self)
+            self.dispatch.spend(num_instructions=_EMBEDDED_COST, num_bytes=len(args[0]))
+            return _Stream(io.BytesIO(args[0]), self.stream.budget, is_embedded=True).content()
         if function.name == "_codecs.encode" and isinstance(args[0], str):  # as protocol 2 writes bytes
-            self.count_bytes(args[0])
+            self.dispatch.spend(num_bytes=len(args[0]))
             return args[0].encode("latin-1")
         build = _BUILDERS.get(function.name)
         if build is None:
@@ -164,12 +146,6 @@ class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions c
         if len(args) > _MOST_ARGS or (built := build(*args)) is None:
             raise CheckpointError(f"its pickle calls {quoted(function.name)} in a way that torch.save never does")
         return built
-
-    def count_bytes(self, content: bytes | str) -> None:
-        """Count what a call copies: one value can be the argument of many calls."""
-        self.num_bytes += len(content)
-        if self.num_bytes > MOST_PICKLE_BYTES:
-            raise CheckpointError("its pickle repeats its values beyond reason")
 
     def load_put(self) -> None:
         index = int(self.readline())
@@ -194,124 +170,98 @@ class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions c
             raise CheckpointError(f"its pickle sets the state of a {type(made).__name__}, which torch.save never does")
         made.state = state
 
-    def load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._set_items([key, value])
-
-    def load_setitems(self) -> None:
-        self._set_items(self.pop_mark())
+    def load_empty_dictionary(self) -> None:
+        self.append(Items())
 
     def load_dict(self) -> None:
         pairs = self.pop_mark()
-        self.append({})
-        self._set_items(pairs)
-
-    def _set_items(self, pairs: list[object]) -> None:
-        target = self.stack[-1]
-        items = target.items if isinstance(target, Inert) else target
-        if type(items) is not dict:
-            raise CheckpointError(f"its pickle sets items of a {type(items).__name__}")
+        self.append(Items())
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            _set_item(items, key, value)
+            self.stack[-1][key] = value
 
 
-_INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
-    **pickle._Unpickler.dispatch,
-    **{code[0]: getattr(_Unpickler, name) for code, name in {
-        pickle.PUT: "load_put", pickle.REDUCE: "load_reduce", pickle.NEWOBJ: "load_reduce",
-        pickle.NEWOBJ_EX: "load_newobj_ex", pickle.BUILD: "load_build",
-        pickle.SETITEM: "load_setitem", pickle.SETITEMS: "load_setitems",
-        pickle.DICT: "load_dict", pickle.EMPTY_SET: "load_empty_list", pickle.ADDITEMS: "load_appends",
-        pickle.FROZENSET: "load_list", pickle.BYTEARRAY8: "load_binbytes8",
-    }.items()},
+_REPLACED = {
+    pickle.PUT: "load_put", pickle.REDUCE: "load_reduce", pickle.NEWOBJ: "load_reduce",
+    pickle.NEWOBJ_EX: "load_newobj_ex", pickle.BUILD: "load_build", pickle.EMPTY_DICT: "load_empty_dictionary",
+    pickle.DICT: "load_dict", pickle.EMPTY_SET: "load_empty_list", pickle.ADDITEMS: "load_appends",
+    pickle.FROZENSET: "load_list", pickle.BYTEARRAY8: "load_binbytes8",
 }  # fmt: skip
-for _code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER):
-    del _INSTRUCTIONS[_code[0]]  # which torch.save never writes
+_REFUSED = [code[0] for code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER)]
+_INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
+    **{code: each for code, each in pickle._Unpickler.dispatch.items() if code not in _REFUSED},
+    **{code[0]: getattr(_Unpickler, name) for code, name in _REPLACED.items()},
+}
 
 
-class _Window:
-    """The next bytes of a file, as many as a pickle may have."""
+class _Stream:
+    """A file of one pickle, or of several and storages behind them, as ``torch.save`` wrote before torch 1.6."""
 
-    def __init__(self, file: io.BufferedIOBase) -> None:
-        self.file, self.left = file, MOST_PICKLE_BYTES
+    def __init__(self, file: io.BufferedReader | io.BytesIO, budget: _Budget, *, is_embedded: bool = False) -> None:
+        self.file, self.budget, self.is_embedded = file, budget, is_embedded
+        self.starts: dict[str, int] = {}
+        self.storages: dict[str, Storage] = {}
 
     def read(self, count: int) -> bytes:
-        data = self.file.read(min(count, self.left))
-        self.left -= len(data)
+        data = self.file.read(min(count, self.budget.num_bytes))
+        self.budget.spend(num_bytes=len(data))
         return data
 
     def readline(self) -> bytes:
-        line = self.file.readline(self.left)
-        self.left -= len(line)
-        if len(line) > _MOST_DIGITS and line.strip(b"-L\n").isdigit():
-            raise CheckpointError("its pickle has a number of more than a thousand digits")
+        line = self.file.readline(self.budget.num_bytes)
+        self.budget.spend(num_bytes=len(line))
         return line
 
+    def pickled(self) -> Any:
+        """Read the pickle at the file's position and leave the position behind it."""
+        try:
+            return _Unpickler(self).load()
+        except _BROKEN as err:
+            raise CheckpointError(f"its pickle is broken or cut off ({type(err).__name__})") from err
 
-def read_pickle(
-    file: io.BufferedIOBase,
-    storage_of: StorageOf | None = None,
-    *,
-    most: int = _MOST_INSTRUCTIONS,
-    outer: _Unpickler | None = None,
-) -> Any:
-    """Read the pickle at a file's position and leave the position behind it.
-
-    Args:
-        file: The file.
-        storage_of: Return the storage for a key, a dtype and a number of bytes.
-        most: Largest number of instructions.
-        outer: What reads the pickle around it, whose instructions it uses up; it must not contain a further one.
-    """
-    reader = _Unpickler(_Window(file), storage_of, most, outer)
-    try:
-        return reader.load()
-    except _BROKEN as err:
-        raise CheckpointError(f"its pickle is broken or cut off ({type(err).__name__})") from err
-    finally:
-        if outer is not None:
-            outer.instructions.left -= most - reader.instructions.left
-
-
-def read_stream(file: Section | io.BytesIO, *, most: int = _MOST_INSTRUCTIONS, outer: _Unpickler | None = None) -> Any:
-    """Read the content of a pickle, or of the format of ``torch.save`` before torch 1.6.
-
-    The old format has consecutive pickles: a magic number, a version, sizes, the content and the keys of the storages,
-    followed by the storages.
-    """
-    declared: dict[str, Storage] = {}
-    starts: dict[str, int] = {}
-    read_bytes = file.tensor if isinstance(file, Section) else Storage.of(file.getvalue()).read
-
-    def storage_of(key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
-        made = Storage(num_bytes, lambda start, count: read_bytes(starts[key] + start, count), dtype)
-        known = declared.setdefault(key, made)
+    def storage_of(self, key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
+        read = (
+            self.file.raw.tensor if isinstance(self.file, io.BufferedReader) else Storage.of(self.file.getvalue()).read
+        )
+        made = Storage(num_bytes, lambda start, count: read(self.starts[key] + start, count), dtype)
+        known = self.storages.setdefault(key, made)
         if (known.dtype, known.num_bytes) != (dtype, num_bytes):
             raise CheckpointError(f"its pickle describes storage {quoted(key)} in two ways")
         return known
 
-    read = partial(read_pickle, file, storage_of, outer=outer)
-    first = read(most=most)
-    if first != _MAGIC:
-        return first
-    if read(most=_FEW_INSTRUCTIONS) != _PROTOCOL:
-        raise CheckpointError("it is a file of torch.save, of a version that is not known")
-    read(most=_FEW_INSTRUCTIONS)  # sizes of C types, of no use
-    top, keys = read(most=most), read(most=_FEW_INSTRUCTIONS + 3 * len(declared))
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or set(keys) != set(declared):
-        raise CheckpointError("its storages are not those that its pickle describes")
-    position = file.tell()
-    size = file.seek(0, io.SEEK_END)
-    for key in keys:
-        file.seek(position)
-        count, num_bytes = int.from_bytes(file.read(8), "little"), declared[key].num_bytes
-        if count * declared[key].dtype.itemsize != num_bytes or key in starts:
+    def content(self) -> Any:
+        """Read a magic number, a version, sizes, the content, the keys of storages and the storages; or one pickle."""
+        top = self.pickled()
+        if top != _MAGIC:
+            return top
+        version, _, top, keys = (self.pickled() for _ in range(4))
+        if version != _PROTOCOL:
+            raise CheckpointError("it is a file of torch.save, of a version that is not known")
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise CheckpointError("its storages are not those that its pickle describes")
-        starts[key] = position + 8
-        position += 8 + num_bytes
-    if position > size:
-        raise CheckpointError(f"its storages are cut off: they take {position:,} bytes, the file has {size:,}")
-    return top
+        position = self.file.tell()
+        for key in keys:
+            self.file.seek(position)
+            held, count = self.storages.get(key), int.from_bytes(self.file.read(8), "little")
+            if held is None or count * held.dtype.itemsize != held.num_bytes or key in self.starts:
+                raise CheckpointError("its storages are not those that its pickle describes")
+            self.starts[key] = position + 8
+            position += 8 + held.num_bytes
+        size = self.file.seek(0, io.SEEK_END)
+        if self.starts.keys() != self.storages.keys() or position > size:
+            raise CheckpointError(f"its storages are cut off: they take {position:,} bytes, the file has {size:,}")
+        return top
+
+
+def read_stream(file: File) -> Any:
+    """Read the content of a pickle, or of the format of ``torch.save`` before torch 1.6."""
+    return _Stream(io.BufferedReader(file, 1 << 16), _Budget(_INSTRUCTIONS)).content()
+
+
+def read_pickle(content: bytes, storage_of: StorageOf) -> Any:
+    """Read a pickle whose storages are elsewhere."""
+    stream = _Stream(io.BytesIO(content), _Budget(_INSTRUCTIONS))
+    stream.storage_of = storage_of  # type: ignore[method-assign]
+    return stream.pickled()
 
 
 # tensors as a pickle describes them
@@ -334,21 +284,17 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> S
 def _quantized(storage: Any, offset: Any, shape: Any, stride: Any, quantizer: object, *_: object) -> StoredTensor:
     """Describe (integer - zero point) x scale, of the whole tensor or channel by channel."""
     held = view(storage, offset, shape, stride)
-    load: Callable[[], Tensor] | None = None
+    parts: list[Callable[[], Tensor]] = []
     match quantizer if held.dtype != storage.dtype else None:
         case (_, float() as scale, int() as zero) if abs(zero) < 2**31:
-            load = lambda: (held.load().float() - zero) * scale  # noqa: E731
+            parts = [lambda: torch.tensor(float(zero)), lambda: torch.tensor(scale)]
         case (_, StoredTensor() as scales, StoredTensor() as zeros, int() as axis) if 0 <= axis < len(held.shape):
-            along = [-1 if dim == axis else 1 for dim in range(len(held.shape))]
             if scales.shape == zeros.shape == (held.shape[axis],) and not (scales.problem or zeros.problem):
-
-                def load() -> Tensor:
-                    zero, scale = (part.load().float().view(along) for part in (zeros, scales))
-                    return (held.load().float() - zero) * scale
-
-    if load is None:
+                along = [-1 if dim == axis else 1 for dim in range(len(held.shape))]
+                parts = [lambda: zeros.load().float().view(along), lambda: scales.load().float().view(along)]
+    if not parts:
         return unreadable(held.shape, "quantized in a way that is not read")
-    return replace(held, dtype=torch.float32, load=load)
+    return replace(held, dtype=torch.float32, load=lambda: (held.load().float() - parts[0]()) * parts[1]())
 
 
 def _sparse(_: object, parts: Any) -> StoredTensor | None:
@@ -393,14 +339,12 @@ _BUILDERS: dict[str, Callable[..., object]] = {
 }
 
 
-# arrays of NumPy
-
-
 def array(data: Storage, kind: str, shape: tuple[int, ...], *, is_fortran: bool) -> StoredTensor:
     """Describe a NumPy array; if torch lacks its dtype, that is the problem of the tensor."""
     count = num_elements("an array", shape)
-    dtype = _ARRAYS.get(kind.lstrip("<|="))
-    if dtype is None:
+    try:
+        dtype = torch.from_numpy(np.empty(0, np.dtype(kind[:4]))).dtype
+    except (TypeError, ValueError):  # another byte order, text, objects
         return unreadable(shape, f"an array of type {quoted(kind)}")
     if count * dtype.itemsize != data.num_bytes:
         raise CheckpointError(f"an array should have {count * dtype.itemsize:,} bytes, it has {data.num_bytes:,}")
@@ -411,11 +355,10 @@ def array(data: Storage, kind: str, shape: tuple[int, ...], *, is_fortran: bool)
 
 def numpy_array(value: Inert) -> StoredTensor | None:
     """Describe a NumPy array in a pickle; ``None`` for any other object."""
-    module, _, function = value.name.rpartition(".")
     found: object = None
-    if module.startswith("numpy") and function == "_reconstruct" and isinstance(value.state, tuple):
-        found = value.state[1:] if len(value.state) == 5 else None
-    elif module.startswith("numpy") and function == "_frombuffer" and len(value.args) == 4:
+    if value.name.startswith("numpy") and value.name.endswith("._reconstruct") and isinstance(value.state, tuple):
+        found = value.state[1:]
+    elif value.name.startswith("numpy") and value.name.endswith("._frombuffer") and len(value.args) == 4:
         content, kind, shape, order = value.args
         found = (shape, kind, order == "F", content)
     match found:

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from tempbalance.checkpoint.derived import derive_weights, lora_products
-from tempbalance.checkpoint.formats import SUFFIXES, read_archive, read_content
-from tempbalance.checkpoint.pickles import dtype_of, read_pickle
+from tempbalance.checkpoint.formats import MOST_DIRECTORY, SUFFIXES, read_archive, read_content
+from tempbalance.checkpoint.pickles import dtype_of, read_stream
 from tempbalance.checkpoint.tensors import (
-    MOST_INDEX_BYTES,
-    Section,
+    File,
     StoredTensor,
     available_memory,
     check_unfolding,
@@ -28,6 +27,7 @@ from tempbalance.checkpoint.tensors import (
     natural_order,
     num_elements,
     read_json,
+    require,
 )
 from tempbalance.checkpoint.weights import Weights, choose, find_weights, without_wrappers
 from tempbalance.errors import CheckpointError, WeightError, quoted
@@ -47,21 +47,13 @@ Found = tuple[list[Weights], list[str]]  # mappings and notes
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of a file, a folder or a mapping.
-
-    Attributes:
-        name: Name of the file or folder.
-        tensors: Its weights, in the file's order; those of safetensors files in natural order of their names.
-        key: Where in the file the weights were, such as ``"state_dict"``; empty for the top.
-        notes: Remarks, such as that the file has other weights too.
-        others: The mappings that were not chosen.
-    """
+    """The weights of a file, a folder or a mapping."""
 
     name: str
-    tensors: tuple[StoredTensor, ...]
-    key: str = ""
+    tensors: tuple[StoredTensor, ...]  # in the file's order; of safetensors files, in natural order of their names
+    key: str = ""  # where in the file they were, such as "state_dict"
     notes: tuple[str, ...] = ()
-    others: tuple[Weights, ...] = ()
+    others: tuple[Weights, ...] = ()  # mappings that were not chosen
 
 
 def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Tensor], *, key: str | None = None) -> Checkpoint:
@@ -100,8 +92,8 @@ def _load(name: str, tensor: StoredTensor) -> Tensor:
         # twice for the matrix that is solved; the product of LoRA factors itself is never computed
         is_whole = tensor.rank is None and not tensor.problem
         needed = 2 * max(tensor.num_bytes, 4 * math.prod(tensor.shape)) if is_whole else 0
-        if needed > (available := available_memory()):
-            raise CheckpointError(f"needs at least {needed:,} bytes of memory, {available:,} are available")
+        available = available_memory()
+        require(needed <= available, f"needs at least {needed:,} bytes of memory, {available:,} are available")
         try:
             return tensor.load()
         except WeightError as err:
@@ -133,8 +125,7 @@ def _read_folder(folder: Path) -> Found:
         others = [name for name in safe if name != single]
         notes = [f"also has {', '.join(map(quoted, others[:4]))}: hand over the file"] if others else []
         return _read_part(folder, single), notes
-    if not weights:
-        raise CheckpointError(f"has no weights: no file ends in {', '.join(SUFFIXES)} and none is an index")
+    require(weights, f"has no weights: no file ends in {', '.join(SUFFIXES)} and none is an index")
     raise CheckpointError(f"has {len(weights)} files of weights and no index: hand over one, say {quoted(weights[0])}")
 
 
@@ -155,37 +146,33 @@ def _read_part(folder: Path, name: str) -> list[Weights]:
 def _read_adapter(folder: Path, names: list[str]) -> Found:
     config = read_json(inside(folder, _ADAPTER))
     present = [name for name in _ADAPTERS if name in names]
-    if not present:
-        raise CheckpointError(f"has {_ADAPTER} but neither {' nor '.join(_ADAPTERS)}")
+    require(present, f"has {_ADAPTER} but neither {' nor '.join(_ADAPTERS)}")
     found, _, notes = choose(_read_part(folder, present[0]), None)
     notes += ["the magnitudes of DoRA are not part of the products"] if config.get("use_dora") else []
     return [replace(found, tensors=lora_products(found.tensors, config))], notes
 
 
 def _read_shards(folder: Path, index: str) -> Found:
-    shard_of = read_json(inside(folder, index)).get("weight_map")
-    if not isinstance(shard_of, dict) or not shard_of or not all(isinstance(each, str) for each in shard_of.values()):
-        raise CheckpointError(f"{quoted(index)} has no weight_map of names to files")
+    shard_of: Any = read_json(inside(folder, index)).get("weight_map")
+    is_map = isinstance(shard_of, dict) and shard_of and all(isinstance(each, str) for each in shard_of.values())
+    require(is_map, f"{quoted(index)} has no weight_map of names to files")
     shards = sorted(set(shard_of.values()), key=natural_order)
-    if len(shards) > _MOST_SHARDS:
-        raise CheckpointError(f"{quoted(index)} names {len(shards):,} shards, more than {_MOST_SHARDS:,}")
+    require(len(shards) <= _MOST_SHARDS, f"{quoted(index)} names {len(shards):,} shards, more than {_MOST_SHARDS:,}")
     files = [path.stat() for shard in shards if os.path.exists(path := inside(folder, shard))]
     # one file under a thousand names would be read a thousand times
-    if len({(file.st_dev, file.st_ino) for file in files}) < len(files):
-        raise CheckpointError(f"{quoted(index)} names one file as two shards")
+    are_distinct = len({(file.st_dev, file.st_ino) for file in files}) == len(files)
+    require(are_distinct, f"{quoted(index)} names one file as two shards")
     tensors: list[StoredTensor] = []
-    num_extra = 0
+    num_held = 0
     for shard in shards:
         held = choose(_read_part(folder, shard), None)[0].tensors
-        listed = [tensor for tensor in held if shard_of.get(tensor.name) == shard]
-        num_extra += len(held) - len(listed)
-        tensors += listed
-    if len(tensors) < len(shard_of):
-        missing = min(set(shard_of) - {tensor.name for tensor in tensors})
-        raise CheckpointError(
-            f"{quoted(index)} says that {quoted(missing)} is in {quoted(shard_of[missing])}: it is not"
-        )
+        num_held += len(held)
+        tensors += [tensor for tensor in held if shard_of.get(tensor.name) == shard]
+    for missing in sorted(set(shard_of) - {tensor.name for tensor in tensors})[:1]:
+        where = f"{quoted(missing)} is in {quoted(shard_of[missing])}"
+        raise CheckpointError(f"{quoted(index)} says that {where}: it is not")
     tensors.sort(key=lambda tensor: natural_order(tensor.name))  # shards are not in the model's order
+    num_extra = num_held - len(tensors)
     return [Weights(tensors)], [f"{num_extra} tensors of its shards are not in the index"] if num_extra else []
 
 
@@ -193,37 +180,32 @@ def _read_shards(folder: Path, index: str) -> Found:
 
 
 def _read_distributed(folder: Path) -> list[Weights]:
-    """Read the mappings of a distributed checkpoint and join the pieces of its tensors."""
-    path = inside(folder, _METADATA)
+    """Read the mappings of a distributed checkpoint: the state dict as it was before its names were joined."""
     with naming(_METADATA):
-        metadata = read_pickle(Section(path))
+        metadata = read_stream(File(inside(folder, _METADATA)))
     try:
-        return find_weights(_tree(folder, metadata.state))
+        state = metadata.state
+        places = {
+            _place(key.state["fqn"], key.state["offset"]): info.state
+            for key, info in state["storage_data"].items()
+            if key.state.get("offset") is not None
+        }
+        paths = state.get("planner_data") or {}
+        tree: dict[str, Any] = {}
+        for name, entry in state["state_dict_metadata"].items():
+            if entry.name.endswith(".TensorStorageMetadata"):
+                path = paths.get(name, (name,))
+                is_plain = isinstance(path, tuple) and all(isinstance(part, str | int) for part in path)
+                is_fine = is_plain and 0 < len(path) <= _MOST_NESTED
+                require(is_fine, f"{_METADATA} has no path for {quoted(name)}")
+                *parents, leaf = (part if isinstance(part, str) else quoted(part) for part in path)
+                branch = tree
+                for part in parents:
+                    branch = branch.setdefault(part, {})
+                branch[leaf] = _distributed_tensor(folder, name, entry.state, places)
+        return find_weights(tree)
     except (AttributeError, TypeError, LookupError) as err:
         raise CheckpointError(f"{_METADATA} is not what torch.distributed.checkpoint writes") from err
-
-
-def _tree(folder: Path, state: Any) -> dict[str, Any]:
-    """Return the state dict as it was before its names were joined, with tensors for its leaves."""
-    places = {
-        _place(key.state["fqn"], key.state["offset"]): info.state
-        for key, info in state["storage_data"].items()
-        if key.state.get("offset") is not None
-    }
-    paths = state.get("planner_data") or {}
-    tree: dict[str, Any] = {}
-    for name, entry in state["state_dict_metadata"].items():
-        if entry.name.endswith(".TensorStorageMetadata"):
-            path = paths.get(name, (name,))
-            is_plain = isinstance(path, tuple) and all(isinstance(part, str | int) for part in path)
-            if not is_plain or not 0 < len(path) <= _MOST_NESTED:
-                raise CheckpointError(f"{_METADATA} has no path for {quoted(name)}")
-            *parents, leaf = (part if isinstance(part, str) else quoted(part) for part in path)
-            branch = tree
-            for part in parents:
-                branch = branch.setdefault(part, {})
-            branch[leaf] = _distributed_tensor(folder, name, entry.state, places)
-    return tree
 
 
 def _place(name: object, offsets: Any) -> tuple[str, str]:
@@ -237,46 +219,41 @@ def _place(name: object, offsets: Any) -> tuple[str, str]:
 def _distributed_tensor(folder: Path, name: str, state: Any, places: Mapping[Any, Any]) -> StoredTensor:
     """Describe a tensor whose pieces have the right size in total, each at another offset."""
     shape, dtype = state["size"], dtype_of(state["properties"].state[0])
-    count = num_elements(f"tensor {quoted(name)}", shape)
-    chunks = {_place(name, chunk.state["offsets"]): chunk.state for chunk in state["chunks"]}
-    num_covered = sum(num_elements(f"a piece of {quoted(name)}", chunk["sizes"]) for chunk in chunks.values())
-    if dtype is None or len(chunks) != len(state["chunks"]) or num_covered != count:
+    count, what = num_elements(f"tensor {quoted(name)}", shape), f"a piece of {quoted(name)}"
+    pieces: dict[tuple[str, str], tuple[tuple[slice, ...], File]] = {}
+    for chunk in state["chunks"]:
+        offsets, sides = chunk.state["offsets"], chunk.state["sizes"]
+        place = _place(name, offsets)
+        count -= num_elements(what, sides)
+        require(len(offsets) == len(sides) == len(shape), f"{what} has other dimensions")
+        spans = tuple(slice(low, low + side) for low, side in zip(offsets, sides, strict=True))
+        is_within = all(span.stop <= side for span, side in zip(spans, shape, strict=True))
+        require(is_within and place not in pieces, f"{what} reaches beyond the tensor, or is there twice")
+        pieces[place] = (spans, _section(folder, what, places.get(place)))
+    if dtype is None or count:
         raise CheckpointError(f"the pieces of {quoted(name)} do not make up the whole tensor")
-    pieces = []
-    for place, chunk in chunks.items():
-        fits = len(chunk["offsets"]) == len(chunk["sizes"]) == len(shape)
-        ends = [low + side for low, side in zip(chunk["offsets"], chunk["sizes"], strict=fits)]
-        if not fits or any(end > side for end, side in zip(ends, shape, strict=True)):
-            raise CheckpointError(f"a piece of {quoted(name)} reaches beyond the tensor")
-        spans = tuple(slice(low, end) for low, end in zip(chunk["offsets"], ends, strict=True))
-        pieces.append((spans, _section(folder, name, places.get(place))))
-    return StoredTensor(name, shape, dtype, partial(_load_pieces, shape, dtype, pieces))
+    return StoredTensor(name, shape, dtype, partial(_load_pieces, shape, dtype, list(pieces.values())))
 
 
-def _section(folder: Path, name: str, place: Any) -> Section:
+def _section(folder: Path, what: str, place: Any) -> File:
     """Return the part of a file that a piece is in."""
-    if place is None or place.get("transform_descriptors"):
-        raise CheckpointError(f"a piece of {quoted(name)} is in no file, or in one that is transformed")
+    require(place and not place.get("transform_descriptors"), f"{what} is in no file, or in one that is transformed")
     start, num_bytes = place["offset"], place["length"]
-    is_number = isinstance(start, int) and isinstance(num_bytes, int)
-    if not is_number or min(start, num_bytes) < 0 or start + num_bytes >= 2**62:
-        raise CheckpointError(f"a piece of {quoted(name)} is at no place in a file")
+    num_elements(f"{what}, or its file,", [start + 1, num_bytes + 1])
     path = inside(folder, place["relative_path"])
     with naming(quoted(path.name)):
-        return Section(path, most=MOST_INDEX_BYTES, start=start, num_bytes=num_bytes)
+        return File(path, most=MOST_DIRECTORY, start=start, num_bytes=num_bytes)
 
 
-def _load_pieces(shape: tuple[int, ...], dtype: torch.dtype, pieces: list[tuple[tuple[slice, ...], Section]]) -> Tensor:
+def _load_pieces(shape: tuple[int, ...], dtype: torch.dtype, pieces: list[tuple[tuple[slice, ...], File]]) -> Tensor:
     """Join the pieces of a tensor; each piece is a ``torch.save`` archive with one tensor inside a larger file."""
     whole, is_filled = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=torch.bool)
-    for spans, section in pieces:
-        piece = read_archive(section)
-        sides = tuple(span.stop - span.start for span in spans)
+    for spans, file in pieces:
+        piece, sides = read_archive(file), tuple(span.stop - span.start for span in spans)
         if not isinstance(piece, StoredTensor) or piece.problem or (piece.dtype, piece.shape) != (dtype, sides):
             raise CheckpointError(f"a piece is not the tensor that {_METADATA} describes")
         if len(pieces) == 1:
             return piece.load()
-        if bool(is_filled[spans].any()):
-            raise CheckpointError("its pieces overlap")
+        require(not is_filled[spans].any(), "its pieces overlap")
         whole[spans], is_filled[spans] = piece.load(), True
     return whole

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,15 +23,11 @@ from torch import Tensor
 
 from tempbalance.errors import CheckpointError, WeightError, quoted
 
-# headers and indices that describe tensors; the largest in use, of 140,000 tensors, has 14 MB
-MOST_INDEX_BYTES = 20 << 20
-# pickles, which may hold arrays of NumPy
-MOST_PICKLE_BYTES = 64 << 20
-_BLOCK_BYTES, _STEP_BYTES = 1 << 16, 1 << 20
-# a header has one brace and two brackets for each tensor; more is made to fill memory
-_FEWEST_BYTES_A_BRACKET = 8
+# headers and indices that describe tensors (the largest in use, of 140,000 tensors, has 14 MB); pickles with arrays
+MOST_INDEX_BYTES, MOST_PICKLE_BYTES = 20 << 20, 64 << 20
 # an expanded tensor claims more elements than the file has; small ones do no harm
 _MOST_EXPANDED, _SMALL_BYTES = 16, 1 << 20
+_MOST_FOLDERS = 32
 _INTEGERS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 _KINDS = {"d": "a folder", "p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device"}
 
@@ -51,31 +47,60 @@ def naming(what: str) -> Iterator[None]:
         raise CheckpointError(f"{what}: {err}") from err
 
 
-# files
+def require(is_fine: object, otherwise: str) -> None:
+    """Refuse a file, in one line, unless something holds for it."""
+    if not is_fine:
+        raise CheckpointError(otherwise)
 
 
-class _Reopened(io.RawIOBase):
-    """Some or all bytes of a file, opened for each read: a folder may have more files than a process may open."""
+class File(io.RawIOBase):
+    """Some or all bytes of a regular file that must not change, of which at most ``most`` are read at once.
 
-    def __init__(self, path: Path, start: int, num_bytes: int | None) -> None:
-        self.path, self.start, self.position = path, start, 0
+    It is opened for each read, because a folder may have more files than a process may open.
+    """
+
+    def __init__(self, path: Path, *, most: int = MOST_PICKLE_BYTES, start: int = 0, num_bytes: int | None = None):
+        self.path, self.most, self.start, self.position = path, most, start, 0
         self.identity: tuple[int, int, int, int] | None = None
-        with self.open() as file:
-            size = os.fstat(file.fileno()).st_size
+        self.check()
+        size = self.identity[2] if self.identity else 0
         self.num_bytes = size if num_bytes is None else num_bytes
-        if start + self.num_bytes > size:
-            raise CheckpointError(f"{quoted(path.name)} ends before one of its tensors")
+        require(start + self.num_bytes <= size, f"{quoted(path.name)} ends before one of its tensors")
 
     def open(self) -> io.FileIO:
-        """Open the file, which must be the one of the first time."""
-        file = _open_regular(self.path)
-        found = os.fstat(file.fileno())
-        identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-        self.identity = self.identity or identity
-        if identity != self.identity:
-            file.close()
-            raise CheckpointError("was replaced or changed while it was read")
-        return file
+        """Open the file, which must be the one of the first time; a FIFO or device could block or act."""
+        try:
+            mode = self.path.stat().st_mode
+            if stat.S_ISREG(mode):
+                file = io.FileIO(
+                    self.path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+                )
+                found = os.fstat(file.fileno())
+                identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+                self.identity = self.identity or identity
+                if identity == self.identity and stat.S_ISREG(found.st_mode):
+                    return file
+                file.close()
+                raise CheckpointError("was replaced or changed while it was read")
+        except OSError as err:
+            raise CheckpointError(f"cannot be read: {err.strerror or type(err).__name__}") from err
+        raise CheckpointError(f"is {_KINDS.get(stat.filemode(mode)[0], 'something else')}, not a file")
+
+    def check(self) -> None:
+        """Refuse a file that changed since it was first opened, of which some bytes may be in a buffer."""
+        self.open().close()
+
+    def tensor(self, start: int, count: int) -> Tensor:
+        """Read bytes into a tensor, wherever other threads are reading."""
+        with self.open() as file:
+            file.seek(self.start + start)
+            return read_tensor(file, count)
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        left = max(0, self.num_bytes - self.position)
+        wanted = left if count is None or count < 0 else min(count, left)
+        require(wanted <= self.most, f"has {wanted:,} bytes where at most {self.most:,} describe tensors")
+        return super().read(wanted) or b""
 
     def readinto(self, buffer: Any, /) -> int:
         with self.open() as file:
@@ -91,87 +116,42 @@ class _Reopened(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
-
-
-class Section(io.BufferedReader):
-    """Some or all bytes of a file, read in pieces of at most ``most`` bytes."""
-
-    def __init__(self, path: Path, *, most: int = MOST_PICKLE_BYTES, start: int = 0, num_bytes: int | None = None):
-        self.file = _Reopened(path, start, num_bytes)
-        super().__init__(self.file, _BLOCK_BYTES)
-        self.path, self.most, self.num_bytes = path, most, self.file.num_bytes
-
-    def read(self, count: int | None = -1, /) -> bytes:
-        """Read some bytes, or all that are left."""
-        left = max(0, self.num_bytes - self.tell())
-        wanted = left if count is None or count < 0 else min(count, left)
-        if wanted > self.most:
-            raise CheckpointError(f"has {wanted:,} bytes where at most {self.most:,} describe tensors")
-        return super().read(wanted)
-
-    def check(self) -> None:
-        """Refuse a file that changed since it was first opened, of which some bytes may be in the buffer."""
-        self.file.open().close()
-
-    def tensor(self, start: int, count: int) -> Tensor:
-        """Read bytes into a tensor, wherever other threads are reading."""
-        with self.file.open() as file:
-            file.seek(self.file.start + start)
-            return read_tensor(file, count)
-
-
-def _open_regular(path: Path) -> io.FileIO:
-    """Open a regular file; a FIFO, a socket or a device is refused before it could block or act."""
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISREG(mode):
-            file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
-            mode = os.fstat(file.fileno()).st_mode  # the path may have changed meanwhile
-            if stat.S_ISREG(mode):
-                return file
-            file.close()
-    except OSError as err:
-        raise CheckpointError(f"cannot be read: {err.strerror or type(err).__name__}") from err
-    raise CheckpointError(f"is {_KINDS.get(stat.filemode(mode)[0], 'something else')}, not a file")
+    seekable = readable
 
 
 def read_tensor(file: IO[bytes] | io.FileIO, count: int) -> Tensor:
     """Read the next bytes of a file into a tensor."""
     data = torch.empty(count, dtype=torch.uint8)
     target: Any = memoryview(data.numpy())  # type: ignore[arg-type]
-    for first in range(0, count, _STEP_BYTES):
-        step = target[first : first + _STEP_BYTES]
-        if file.readinto(step) != len(step):  # type: ignore[union-attr]
-            raise CheckpointError("the file ends too early")
+    for first in range(0, count, 1 << 20):
+        step = target[first : first + (1 << 20)]
+        require(file.readinto(step) == len(step), "the file ends too early")  # type: ignore[union-attr]
     return data
 
 
 def read_json(path: Path) -> dict[str, object]:
     """Read a small JSON file that describes others."""
     with naming(quoted(path.name)):
-        content = Section(path, most=MOST_INDEX_BYTES).read()
-    return parse_json(content, quoted(path.name))
+        return parse_json(File(path, most=MOST_INDEX_BYTES).read(), "its content")
 
 
 def parse_json(text: bytes, what: str) -> dict[str, object]:
     """Parse a JSON object in which no key may stand twice, and that does not nest or branch beyond reason."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        if len(items := dict(pairs)) < len(pairs):
-            raise CheckpointError(f"{what} has a key twice")
+        items = dict(pairs)
+        require(len(items) == len(pairs), f"{what} has a key twice")
         return items
 
-    if text.count(b"{") + text.count(b"[") > 64 + len(text) // _FEWEST_BYTES_A_BRACKET:
-        raise CheckpointError(f"{what} has more brackets than tensors could need")
+    # a header has one brace and two brackets for each tensor; more is made to fill memory
+    num_brackets = text.count(b"{") + text.count(b"[")
+    require(num_brackets <= 64 + len(text) // 8, f"{what} has more brackets than tensors could need")
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as err:
         raise CheckpointError(f"{what} is not JSON: {type(err).__name__}") from err
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{what} is not a JSON object")
-    return value
+    require(isinstance(value, dict), f"{what} is not a JSON object")
+    return value  # type: ignore[no-any-return]
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -183,70 +163,60 @@ def inside(folder: Path, name: str) -> Path:
     home = Path(os.path.realpath(folder))
     is_snapshot = home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--")
     limit = home.parent.parent if is_snapshot else home
-    if "\0" in name or name != name.encode("utf-8", "replace").decode():
-        raise CheckpointError(f"something in it names {quoted(name)}, which no file is called")
+    is_name = isinstance(name, str) and "\0" not in name and name == name.encode("utf-8", "replace").decode()
+    # each folder of a path is looked up, for each piece of each tensor
+    require(
+        is_name and name.count("/") < _MOST_FOLDERS, f"something in it names {quoted(name)}, which no file is called"
+    )
     named = Path(os.path.normpath(home / name))
-    if home not in named.parents or limit not in Path(os.path.realpath(named)).parents:
-        raise CheckpointError(f"something in it names {quoted(name)}, which lies outside of it")
+    is_inside = home in named.parents and limit in Path(os.path.realpath(named)).parents
+    require(is_inside, f"something in it names {quoted(name)}, which lies outside of it")
     return named
 
 
 def available_memory() -> int:
     """Return the bytes that this process can still allocate without swapping; outside Linux, all memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    try:
+    with suppress(OSError, ValueError):  # another system, or a group without a limit
         with open("/proc/meminfo", encoding="ascii") as file:
             limits += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable")]
         most, current = (Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii") for name in ("max", "current"))
         limits.append(int(most) - int(current))
-    except (OSError, ValueError):  # another system, or a group without a limit
-        return min(limits)
     return min(limits)
-
-
-# tensors
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor in a file.
+    """A tensor in a file, or a weight made of several; ``load`` reads it anew at each call.
 
-    Attributes:
-        name: Its name, without the parts that wrappers add.
-        shape: Its shape; of the product, for a pair of LoRA factors; dequantised, for a quantised weight.
-        dtype: The dtype that ``load`` returns.
-        load: Read the tensor; each call reads it again.
-        tie: Equal for tensors that share their bytes in a file or in memory; None if that is not known.
-        rank: Of a product of LoRA factors its rank r: ``load`` then gives an r x r matrix with the r eigenvalues of the
-            product that are not zero. None for ordinary tensors.
-        problem: Why it cannot be scored; empty if it can.
+    The product of a pair of LoRA factors has a rank r: ``load`` then gives an r x r matrix with those r eigenvalues of
+    the product that are not zero.
     """
 
-    name: str
+    name: str  # without the parts that wrappers add
     shape: tuple[int, ...]
     dtype: torch.dtype
     load: Callable[[], Tensor] = field(repr=False)
-    tie: Hashable | None = None
+    tie: Hashable | None = None  # equal for tensors that share their bytes
     rank: int | None = None
-    problem: str = ""
+    problem: str = ""  # why it cannot be scored
 
     @property
     def num_bytes(self) -> int:
-        """The size of the tensor in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """The bytes behind one or more tensors; ``read`` takes a start and a count and gives a uint8 tensor."""
+    """The bytes behind tensors; ``read`` takes a start and a count; packed bytes are unpacked for each read."""
 
     num_bytes: int
     read: Callable[[int, int], Tensor]
     dtype: torch.dtype = torch.uint8
+    is_packed: bool = False
 
     @classmethod
     def of(cls, content: bytes) -> Storage:
-        """Return a storage in memory."""
         return cls(len(content), lambda start, count: read_tensor(io.BytesIO(content[start : start + count]), count))
 
 
@@ -254,9 +224,8 @@ def num_elements(what: str, shape: object) -> int:
     """Return the product of a shape that comes from a file; refuse one that no tensor can have."""
     is_shape = isinstance(shape, tuple | list) and len(shape) <= 64 and all(map(_is_length, shape))
     sides: Any = shape if is_shape else [2**62]
-    if math.prod(max(side, 1) for side in sides) < 2**62:
-        return math.prod(sides)
-    raise CheckpointError(f"{what} has a shape that no tensor can have")
+    require(math.prod(max(side, 1) for side in sides) < 2**62, f"{what} has a shape that no tensor can have")
+    return math.prod(sides)
 
 
 def _is_length(value: object) -> bool:
@@ -269,7 +238,6 @@ def unreadable(shape: Sequence[int], problem: str, dtype: torch.dtype = torch.ui
 
 
 def refuse(problem: str) -> NoReturn:
-    """Refuse to read a tensor."""
     raise WeightError(problem)
 
 
@@ -279,10 +247,8 @@ def view(storage: object, offset: Any, shape: Any, stride: Any, dtype: torch.dty
         raise CheckpointError("a tensor has no storage")
     dtype = _INTEGERS.get(dtype or storage.dtype, dtype or storage.dtype)
     claimed = num_elements("a tensor", shape) * dtype.itemsize
-    if not isinstance(stride, tuple | list) or len(stride) != len(shape) or not all(map(_is_length, stride)):
-        raise CheckpointError("a tensor has strides that do not fit its shape")
-    if not _is_length(offset):
-        raise CheckpointError(f"a tensor begins at {quoted(offset)} of its storage")
+    if not isinstance(stride, tuple | list) or len(stride) != len(shape) or not all(map(_is_length, (offset, *stride))):
+        raise CheckpointError("a tensor has an offset or strides that do not fit its shape")
     # the elements of the storage from the first to the last
     span = 0 if 0 in shape else 1 + sum((side - 1) * step for side, step in zip(shape, stride, strict=True))
     if (offset + span) * dtype.itemsize > storage.num_bytes:
@@ -301,18 +267,10 @@ def view(storage: object, offset: Any, shape: Any, stride: Any, dtype: torch.dty
 
 
 def check_unfolding(tensors: Iterable[StoredTensor]) -> None:
-    """Refuse views that claim many times the bytes of their storages together."""
+    """Refuse views that claim many times the bytes of their storages together; of packed ones each unpacks them all."""
     views = {each.tie: each.num_bytes for each in tensors if isinstance(each.tie, tuple)}
-    storages = {place[0] for place in views if isinstance(place, tuple) and isinstance(place[0], Storage)}
-    claimed, held = sum(views.values()), sum(storage.num_bytes for storage in storages)
-    if storages and claimed > _MOST_EXPANDED * (held + _SMALL_BYTES):
-        raise CheckpointError(f"its tensors claim {claimed:,} bytes, their storages have {held:,}")
-
-
-def in_memory(tensor: Tensor) -> StoredTensor:
-    """Describe a tensor that is in memory."""
-    try:
-        place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else None
-    except (RuntimeError, NotImplementedError):  # sparse, meta
-        place = None
-    return StoredTensor("", tuple(tensor.shape), tensor.dtype, tensor.detach, place)
+    storages = {tie: tie[0] for tie in views if isinstance(tie, tuple) and isinstance(tie[0], Storage)}
+    claimed = sum(storages[tie].num_bytes if storages[tie].is_packed else views[tie] for tie in storages)
+    held = sum(storage.num_bytes for storage in set(storages.values()))
+    is_fine = claimed <= _MOST_EXPANDED * (held + _SMALL_BYTES)
+    require(is_fine, f"its tensors claim {claimed:,} bytes, their storages have {held:,}")

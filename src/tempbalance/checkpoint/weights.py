@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
 
 from tempbalance.checkpoint.pickles import Inert, numpy_array
-from tempbalance.checkpoint.tensors import StoredTensor, in_memory
+from tempbalance.checkpoint.tensors import StoredTensor
 from tempbalance.errors import CheckpointError, quoted
 
-_MOST_NESTED, _MOST_KEY, _MOST_NAMES, _MOST_MAPPINGS = 16, 200, 200_000, 10_000
-_MOST_WRAPPED, _MOST_LISTED, _MOST_ENTRIES = 4, 8, 2_000_000
+_MOST_NESTED, _MOST_MODULES, _MOST_KEY, _MOST_WRAPPED, _MOST_LISTED = 16, 64, 200, 4, 8
+_MOST_ENTRIES, _MOST_CHARACTERS = 2_000_000, 32 << 20
 _OPTIMIZER = re.compile(r"(^|[_.])(optim(izer)?s?|opt)([_.]|$)|param_groups", re.IGNORECASE)
 # how torch's optimizers call what they keep for a parameter
 _SLOTS = frozenset({
@@ -29,67 +30,62 @@ _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 _AVERAGE = re.compile(r"ema|shadow|average|swa|teacher", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Weights:
-    """One mapping of names to tensors in a file or folder.
+    """One mapping of names to tensors: its path in the file, such as ``("ema", "module")``, and entries beside them."""
 
-    Attributes:
-        tensors: The tensors.
-        path: Its place in the file, such as ``("ema", "module")``; empty for the top.
-        is_optimizer: Whether it is the state of an optimizer.
-        num_others: How many entries are no tensors.
-    """
-
-    tensors: Sequence[StoredTensor]
+    tensors: list[StoredTensor]
     path: tuple[str, ...] = ()
     is_optimizer: bool = False
     num_others: int = 0
+    num_characters: int = 0
 
     @property
     def key(self) -> str:
         """The path as ``--key`` takes it."""
         return ".".join(self.path)
 
+    def add(self, tensors: Sequence[StoredTensor], prefix: Sequence[str]) -> None:
+        """Add tensors whose names get a prefix."""
+        start = "".join(f"{word}." for word in prefix)
+        self.num_characters += len(start) * len(tensors)
+        _check_names(self.num_characters)
+        self.tensors += [replace(tensor, name=start + tensor.name) for tensor in tensors] if start else tensors
 
-class _Walk:
-    """A walk over a file's content, which may visit a number of entries: one mapping can be part of many objects."""
 
-    def __init__(self) -> None:
-        self.left = _MOST_ENTRIES
-
-    def count(self, parts: Sized) -> None:
-        """Count the entries of a mapping or list, and refuse those beyond the limit."""
-        self.left -= len(parts)
-        if self.left < 0:
-            raise CheckpointError("its objects share their entries beyond reason")
+def _check_names(num_characters: int) -> None:
+    if num_characters > _MOST_CHARACTERS:
+        raise CheckpointError(f"the names of its tensors would have {num_characters:,} characters")
 
 
 def find_weights(top: object) -> list[Weights]:
     """Find every mapping of names to tensors, those nearest to the top first."""
-    found: list[Weights] = []
+    found: dict[tuple[tuple[str, ...], bool], Weights] = {}
     walk = _Walk()
     seen: set[int] = set()
-    queue: deque[tuple[tuple[str, ...], object]] = deque(
-        [((), {"tensor": top} if isinstance(top, Tensor | StoredTensor) else top)]
+    queue: deque[tuple[tuple[str, ...], bool, object]] = deque(
+        [((), False, {"tensor": top} if isinstance(top, Tensor | StoredTensor) else top)]
     )
-    while queue and len(found) < _MOST_MAPPINGS:
-        path, value = queue.popleft()
+    while queue:
+        path, is_optimizer, value = queue.popleft()
         if id(value) in seen:
             continue
         seen.add(id(value))
-        is_module = _is_module(value)
-        items = {} if is_module else dict(_entries(value, walk))
-        tensors = _module_tensors(value, walk) if is_module else list(_named_tensors(items))
+        items = {} if _is_module(value) else dict(walk.entries(value))
+        tensors = list(walk.module_tensors(value) if _is_module(value) else _named_tensors(items))
         if tensors:
-            names = {tensor.name for tensor in tensors}
-            is_optimizer = bool(path and names <= _SLOTS) or any(_OPTIMIZER.search(part) for part in path)
-            found.append(Weights(tensors, path, is_optimizer, max(0, len(items) - len(tensors))))
-        if len(path) < _MOST_NESTED:
-            short = [(key, each) for key, each in items.items() if len(key) <= _MOST_KEY and not key.endswith(_PACKED)]
-            queue += [((*path, key), each) for key, each in short if _holds(each)]
+            # each optimizer has one mapping, instead of one for each parameter
+            is_state = is_optimizer or bool(path and {tensor.name for tensor in tensors} <= _SLOTS)
+            root = path[: path.index("state")] or path[:1] if is_state and "state" in path else path
+            weights = found.setdefault((root, is_state), Weights([], root, is_state))
+            weights.add(tensors, path[len(root) :])
+            weights.num_others += max(0, len(items) - len(tensors))
+        for key, each in items.items() if len(path) < _MOST_NESTED else ():
+            if len(key) <= _MOST_KEY and not key.endswith(_PACKED) and _holds(each):
+                queue.append(((*path, key), is_optimizer or bool(_OPTIMIZER.search(key)), each))
     if not found:
         raise CheckpointError(f"has no tensors by name; it holds {_summary(top)}")
-    return _join_tree(_merge_optimizers(found))
+    return _join_tree(list(found.values()))
 
 
 def _holds(value: object) -> bool:
@@ -104,37 +100,16 @@ def _summary(top: object) -> str:
     return (", ".join(quoted(key) for key in list(top)[:8]) or "nothing") if isinstance(top, Mapping) else quoted(top)
 
 
-def _entries(value: object, walk: _Walk) -> Iterator[tuple[str, object]]:
-    """Iterate over the items of a mapping, the attributes of an object or the entries of a list, with their names."""
-    pairs: list[tuple[object, object]] = []
-    if isinstance(value, Mapping | list | tuple):
-        walk.count(value)
-        pairs += value.items() if isinstance(value, Mapping) else enumerate(value)
-    elif isinstance(value, Inert):
-        walk.count(value.args)
-        for held in value.args:
-            walk.count(held if isinstance(held, dict | list) else ())
-            if isinstance(held, dict):
-                pairs += held.items()
-            elif isinstance(held, list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in held):
-                pairs += [(pair[0], pair[1]) for pair in held]  # as Python 2 wrote an OrderedDict
-        walk.count(value.items)
-        pairs += value.items.items()
-        if not pairs:  # attributes of a mapping, such as the versions in a state dict, hold no weights
-            parts = value.state if isinstance(value.state, tuple) else (value.state,)
-            walk.count(parts)
-            for part in parts:
-                if isinstance(part, dict):
-                    walk.count(part)
-                    pairs += part.items()
-    for key, each in pairs:
-        if isinstance(key, str) or (type(key) is int and key.bit_length() < 64):
-            yield str(key), each
+def _is_module(value: object) -> bool:
+    """Return whether an object is a module: a pickled one, or one of TorchScript."""
+    state = value.state if isinstance(value, Inert) and isinstance(value.state, dict) else {}
+    is_script = isinstance(value, Inert) and value.name.startswith("__torch__.")
+    return ("_parameters" in state and "_modules" in state) or (bool(state) and is_script)
 
 
 def _named_tensors(items: Mapping[str, object]) -> Iterator[StoredTensor]:
     for name, value in items.items():
-        tensor = in_memory(value) if isinstance(value, Tensor) else value
+        tensor = _in_memory(value) if isinstance(value, Tensor) else value
         tensor = numpy_array(tensor) if isinstance(tensor, Inert) else tensor
         if isinstance(tensor, StoredTensor):
             yield replace(tensor, name=name)
@@ -144,73 +119,66 @@ def _named_tensors(items: Mapping[str, object]) -> Iterator[StoredTensor]:
                     yield replace(each, name=f"{name.removesuffix(_PACKED)}.{part}")
 
 
-def _state(value: object) -> dict[Any, Any]:
-    return value.state if isinstance(value, Inert) and isinstance(value.state, dict) else {}
+def _in_memory(tensor: Tensor) -> StoredTensor:
+    try:
+        place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else None
+    except (RuntimeError, NotImplementedError):  # sparse, meta
+        place = None
+    return StoredTensor("", tuple(tensor.shape), tensor.dtype, tensor.detach, place)
 
 
-def _is_module(value: object) -> bool:
-    """Return whether an object is a module: a pickled one, or one of TorchScript."""
-    state = _state(value)
-    is_script = isinstance(value, Inert) and value.name.startswith("__torch__.")
-    return ("_parameters" in state and "_modules" in state) or (bool(state) and is_script)
+class _Walk:
+    """A walk over a file's content, which may visit a number of entries: one mapping can be part of many objects."""
+
+    def __init__(self) -> None:
+        self.num_entries = self.num_characters = 0
+
+    def _count(self, num_entries: int) -> None:
+        self.num_entries += num_entries
+        if self.num_entries > _MOST_ENTRIES:
+            raise CheckpointError("its objects share their entries beyond reason")
+
+    def entries(self, value: object) -> Iterator[tuple[str, object]]:
+        """Iterate over the items of a mapping, the attributes of an object or the entries of a list, by name."""
+        parts = [value] if isinstance(value, Mapping | list | tuple) else []
+        if isinstance(value, Inert):
+            self._count(len(value.args))
+            parts = [each for each in (*value.args, value.items) if isinstance(each, dict | list) and each]
+            # attributes of a mapping, such as the versions in a state dict, hold no weights
+            if not any(isinstance(each, dict) for each in parts):
+                parts += value.state if isinstance(value.state, tuple) else [value.state]
+        for part in parts:
+            self._count(1)
+            if isinstance(part, Mapping | list | tuple):
+                self._count(len(part))
+                for key, each in _pairs(part):
+                    if isinstance(key, str) or (type(key) is int and key.bit_length() < 64):
+                        yield str(key), each
+
+    def module_tensors(self, module: Any, prefix: str = "") -> Iterator[StoredTensor]:
+        """Iterate over a module's parameters, persistent buffers and modules, in the order of its state dict."""
+        self._count(10)
+        if prefix.count(".") > _MOST_MODULES:
+            raise CheckpointError("its modules hold each other beyond reason")
+        state, is_pickled = module.state, "_parameters" in module.state
+        names = self.entries(state.get("_non_persistent_buffers_set"))
+        transient = {name for _, name in names if isinstance(name, str)}
+        for part in (state["_parameters"], state.get("_buffers")) if is_pickled else (state,):
+            for name, each in self.entries(part):
+                if isinstance(each, StoredTensor) and len(name) <= _MOST_KEY and name not in transient:
+                    self.num_characters += len(prefix)
+                    _check_names(self.num_characters)
+                    yield replace(each, name=prefix + name)
+        for name, each in self.entries(state["_modules"] if is_pickled else state):
+            if _is_module(each) and len(name) <= _MOST_KEY:
+                yield from self.module_tensors(each, f"{prefix}{name}.")
 
 
-def _elements(names: object, walk: _Walk) -> set[str]:
-    """Return the names in a set, which protocol 2 writes as a call with a list."""
-    if isinstance(names, Inert):
-        names = list(names.items.values()) or (names.args[0] if names.args else None)
-    if not isinstance(names, list):
-        return set()
-    walk.count(names)
-    return {each for each in names if isinstance(each, str)}
-
-
-def _module_tensors(top: object, walk: _Walk) -> list[StoredTensor]:
-    """List a module's parameters, persistent buffers and modules, in the order of its state dict."""
-    found: list[StoredTensor] = []
-    pending = [("", top)]
-    for _ in range(_MOST_NAMES):
-        if not pending:
-            return found
-        prefix, module = pending.pop()
-        state = _state(module)
-        is_pickled = "_parameters" in state
-        parts = [state.get("_parameters"), state.get("_buffers")] if is_pickled else [state]
-        transient = _elements(state.get("_non_persistent_buffers_set"), walk)
-        found += [
-            replace(each, name=prefix + name)
-            for part in parts
-            for name, each in _entries(part, walk)
-            if isinstance(each, StoredTensor) and name not in transient and len(name) <= _MOST_KEY
-        ]
-        held = _entries(state.get("_modules") if is_pickled else state, walk)
-        children = [each for each in held if _is_module(each[1])]
-        pending += [(f"{prefix}{name}.", each) for name, each in reversed(children) if len(name) <= _MOST_KEY]
-        if prefix.count(".") > 4 * _MOST_NESTED or len(found) > _MOST_NAMES:
-            break
-    raise CheckpointError("its modules hold each other beyond reason")
-
-
-# several mappings that are one
-
-
-def _merge(parts: Sequence[Weights], path: tuple[str, ...]) -> Weights:
-    """Make one mapping of those below a path, with the rest of their paths in the names of the tensors."""
-    tensors = [
-        replace(tensor, name=".".join((*each.path[len(path) :], tensor.name)))
-        for each in parts
-        for tensor in each.tensors
-    ]
-    return Weights(tensors, path, parts[0].is_optimizer, sum(each.num_others for each in parts))
-
-
-def _merge_optimizers(found: Sequence[Weights]) -> list[Weights]:
-    """Give each optimizer one mapping, instead of one for each parameter."""
-    groups: dict[tuple[tuple[str, ...], bool], list[Weights]] = {}
-    for each in found:
-        cut = each.path.index("state") if each.is_optimizer and "state" in each.path else len(each.path)
-        groups.setdefault((each.path[:cut] or each.path[:1], each.is_optimizer), []).append(each)
-    return [_merge(parts, path) for (path, _), parts in groups.items()]
+def _pairs(part: Mapping[Any, Any] | Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    if isinstance(part, Mapping):
+        return part.items()
+    are_items = all(isinstance(each, tuple | list) and len(each) == 2 and isinstance(each[0], str) for each in part)
+    return part if are_items else enumerate(part)  # Python 2 wrote an OrderedDict as a list of its items
 
 
 def _join_tree(found: list[Weights]) -> list[Weights]:
@@ -231,11 +199,16 @@ def _join_tree(found: list[Weights]) -> list[Weights]:
 
 
 def _common_path(parts: Sequence[Weights]) -> tuple[str, ...]:
-    low, high = min(each.path for each in parts), max(each.path for each in parts)
-    return low[: next((index for index, word in enumerate(low) if high[index : index + 1] != (word,)), len(low))]
+    levels = zip(*(each.path for each in parts), strict=False)
+    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
-# which mapping is taken
+def _merge(parts: Sequence[Weights], path: tuple[str, ...]) -> Weights:
+    """Make one mapping of those below a path, with the rest of their paths in the names of the tensors."""
+    merged = Weights([], path, parts[0].is_optimizer, sum(each.num_others for each in parts))
+    for each in parts:
+        merged.add(each.tensors, each.path[len(path) :])
+    return merged
 
 
 def choose(found: Sequence[Weights], key: str | None) -> tuple[Weights, list[Weights], list[str]]:
@@ -260,9 +233,8 @@ def choose(found: Sequence[Weights], key: str | None) -> tuple[Weights, list[Wei
 
 def _preference(weights: Weights) -> tuple[int, bool, int]:
     """Return a sort key: elements in matrices and kernels, whether it is not an average, all elements."""
-    counts = [(len(each.shape) > 1, math.prod(each.shape)) for each in weights.tensors]
-    in_matrices = sum(count for is_matrix, count in counts if is_matrix)
-    return in_matrices, not _AVERAGE.search(weights.key), sum(count for _, count in counts)
+    in_matrices = sum(math.prod(each.shape) for each in weights.tensors if len(each.shape) > 1)
+    return in_matrices, not _AVERAGE.search(weights.key), sum(math.prod(each.shape) for each in weights.tensors)
 
 
 def _under(found: Sequence[Weights], key: str) -> tuple[Weights, list[Weights], list[str]]:
@@ -273,7 +245,8 @@ def _under(found: Sequence[Weights], key: str) -> tuple[Weights, list[Weights], 
         raise CheckpointError(f"has no tensors under {quoted(key)}; it has {_listed([each.key for each in found])}")
     starts = [chosen[0].path[:length] for length in range(len(chosen[0].path) + 1)]
     path = next((start for start in starts if ".".join(start) == key), ())
-    return _merge(chosen, path), [each for each in found if each not in chosen], []
+    others = [each for each in found if not any(each is taken for taken in chosen)]
+    return _merge(chosen, path), others, []
 
 
 def _listed(keys: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from tempbalance import __version__
 from tempbalance.cli.diagnose import diagnose_with_progress, is_same
 from tempbalance.cli.terminal import say
 from tempbalance.diagnosis.allocation import TARGETS, Allocation, Target, allocate, check_target
-from tempbalance.diagnosis.text import aligned, as_json, cell
+from tempbalance.diagnosis.text import as_json, tabulated
 from tempbalance.errors import unknown
 from tempbalance.report.text import short, shown
 from tempbalance.runlog import write_whole
@@ -71,8 +71,8 @@ def _as_table(found: Allocation, model: str) -> str:
         columns = ("compared", *columns)
     headings = ["layer", "shape", "alpha", *(name.removeprefix("num_") for name in columns)]
     names = ("name", "shape", "alpha", *columns)
-    lines = [[cell(getattr(layer, name)) for name in names] for layer in found.layers]
-    return "\n".join([aligned([headings, *lines]), "", f"{short(model)}: {_total(found)}", *_skipped(found)])
+    table = tabulated(headings, [[getattr(layer, name) for name in names] for layer in found.layers], "table")
+    return "\n".join([table, "", f"{short(model)}: {_total(found)}", *_skipped(found)])
 
 
 def _total(found: Allocation) -> str:

@@ -20,18 +20,7 @@ from rich.text import Text
 from tempbalance.cli.terminal import messages, on_ctrl_c, say
 from tempbalance.diagnosis.against import movements, to_dict
 from tempbalance.diagnosis.diagnose import Diagnosis, TensorNote, diagnose, list_tensors
-from tempbalance.diagnosis.text import (
-    WIDTH,
-    Format,
-    aligned,
-    as_csv,
-    as_json,
-    cell,
-    exact,
-    layer_csv,
-    layer_text,
-    sort_rows,
-)
+from tempbalance.diagnosis.text import WIDTH, Format, as_json, layer_csv, layer_text, sort_rows, tabulated
 from tempbalance.errors import CheckpointError
 from tempbalance.report.text import VERDICT_LOOKS, number, short, shown
 from tempbalance.runlog import write_whole
@@ -194,35 +183,19 @@ def render_series(diagnoses: Sequence[Diagnosis], form: Format) -> str:
         models = [f"{name} {place}" for place, name in enumerate(models, 1)]
     alphas = [heading for name in models for heading in (f"alpha {name}", f"± {name}" if form == "csv" else "±")]
     change = ["change", "± change" if form == "csv" else "±", "distance", "relative distance"]
-    headings = ["layer", "shape", *alphas, *change]
-    written = cell if form == "table" else exact
-    lines = [
-        list(
-            map(
-                written,
-                (
-                    each.name,
-                    each.shape,
-                    *chain(*zip(each.alphas, each.alpha_stderrs, strict=True)),
-                    each.change,
-                    each.change_stderr,
-                    each.distance,
-                    each.relative_distance,
-                ),
-            )
-        )
+    rows = (
+        [
+            *(each.name, each.shape, *chain(*zip(each.alphas, each.alpha_stderrs, strict=True))),
+            *(each.change, each.change_stderr, each.distance, each.relative_distance),
+        ]
         for each in movements(diagnoses)
-    ]
-    return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
+    )
+    return tabulated(["layer", "shape", *alphas, *change], rows, form)
 
 
 def render_list(notes: Sequence[TensorNote], form: Format) -> str:
     """Return every tensor of every mapping, and why it is or is not scored."""
     if form == "json":
         return as_json([{**vars(note), "shape": list(note.shape)} for note in notes])
-    headings = ["key", "tensor", "shape", "dtype", "layer", "skipped"]
-    written = cell if form == "table" else exact
-    lines = [
-        list(map(written, (note.key, note.name, note.shape, note.dtype, note.layer, note.reason))) for note in notes
-    ]
-    return as_csv(headings, lines) if form == "csv" else aligned([headings, *lines])
+    rows = ((note.key, note.name, note.shape, note.dtype, note.layer, note.reason) for note in notes)
+    return tabulated(["key", "tensor", "shape", "dtype", "layer", "skipped"], rows, form)

@@ -19,28 +19,16 @@ _MOST_NAMED = 5  # layers that an error names before it only counts them
 
 @dataclass(frozen=True)
 class Movement:
-    """Change of one layer between checkpoints.
-
-    Attributes:
-        name: Name of the layer in the first checkpoint.
-        shape: Shape of its weight in the first checkpoint.
-        alphas: Alpha in each checkpoint; ``None`` where it has none.
-        alpha_stderrs: Their standard errors, as if eigenvalues were independent.
-        change: The last alpha less the first; ``None`` without both.
-        change_stderr: Standard error of the change, as if the checkpoints were independent.
-        distance: Frobenius norm of the difference between the last weight and the first; ``None`` without both alphas,
-            if their shapes differ, and for adapters.
-        relative_distance: The distance over the norm of the first weight.
-    """
+    """Change of one layer, by its name and shape in the first of several checkpoints."""
 
     name: str
     shape: tuple[int, ...]
-    alphas: tuple[float | None, ...]
+    alphas: tuple[float | None, ...]  # in each checkpoint
     alpha_stderrs: tuple[float | None, ...]
-    change: float | None
-    change_stderr: float | None
-    distance: float | None
-    relative_distance: float | None
+    change: float | None  # the last alpha less the first
+    change_stderr: float | None  # as if the checkpoints were independent
+    distance: float | None  # Frobenius norm of the last weight less the first, if both have an alpha and one shape
+    relative_distance: float | None  # over the norm of the first weight
 
 
 def pair_layers(
@@ -51,25 +39,16 @@ def pair_layers(
     If one prefix, added to or taken from all names of the first model, gives names of the second, these are the pairs.
     Otherwise words that all names of a model begin with are passed over, unless they have different numbers. Then equal
     names are a pair, and so are two of which one ends with the other: ``encoder.0.fc`` and ``bert.encoder.0.fc``.
-
-    Args:
-        first: Names of the layers of a model.
-        second: Names of the layers of another.
-        required: Names, of either, that have to be paired; ``None`` for all.
-
-    Returns:
-        The name in ``second`` for names in ``first``.
-
-    Raises:
-        ValueError: If a required name has no partner, or a name has several. It names them.
+    Names of either that are required, or all, must have one partner.
 
     Example:
         >>> pair_layers(["encoder.0.fc", "pooler"], ["bert.encoder.0.fc", "bert.pooler"])
         {'encoder.0.fc': 'bert.encoder.0.fc', 'pooler': 'bert.pooler'}
     """
     paired = _pair_by_prefix(first, second, required) or _pair_by_end(first, second)
-    alone = [name for name in dict.fromkeys((*first, *second)) if name not in paired and name not in paired.values()]
-    alone = [name for name in alone if required is None or name in required]
+    known = {*paired, *paired.values()}
+    needed = dict.fromkeys(name for name in (*first, *second) if required is None or name in required)
+    alone = [name for name in needed if name not in known]
     if alone:
         more = f" and {len(alone) - _MOST_NAMED} more" if len(alone) > _MOST_NAMED else ""
         names = ", ".join(map(short, alone[:_MOST_NAMED]))
@@ -85,12 +64,18 @@ def _pair_by_prefix(first: Sequence[str], second: Sequence[str], required: Colle
     known, start = set(second), needed[0]
     added = [each.removesuffix(start) for each in second if each == start or each.endswith(f".{start}")]
     taken = [start.removesuffix(each) for each in second if start.endswith(f".{each}")]
-    renamed = [{name: prefix + name for name in first} for prefix in sorted(added, key=len)]
-    renamed += [{name: name.removeprefix(prefix) for name in first if name.startswith(prefix)} for prefix in taken]
-    fitting = [each for each in renamed if all(each.get(name) in known for name in needed)]
-    if fitting and fitting[0][start] != start:
-        _check_one(start, [each[start] for each in fitting])
-    return {name: other for name, other in fitting[0].items() if other in known} if fitting else {}
+
+    def renamed(name: str, new: str, old: str) -> str | None:
+        other = new + name.removeprefix(old)
+        return other if name.startswith(old) and other in known else None
+
+    changes = [(each, "") for each in sorted(added, key=len)] + [("", each) for each in taken]
+    fitting = [each for each in changes if all(renamed(name, *each) is not None for name in needed)]
+    if not fitting:
+        return {}
+    if fitting[0][0] or fitting[0][1]:
+        _check_one(start, [str(renamed(start, *each)) for each in fitting])
+    return {name: other for name in first if (other := renamed(name, *fitting[0])) is not None}
 
 
 def _pair_by_end(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
@@ -115,9 +100,8 @@ def _pair_by_end(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
             pairs[ends_of[0][end]] = [ends_of[1][each] for each in found]
     of_second: dict[str, list[str]] = {}
     for name, found in pairs.items():
-        _check_one(name, found)
         of_second.setdefault(found[0], []).append(name)
-    for name, found in of_second.items():
+    for name, found in (*pairs.items(), *of_second.items()):
         _check_one(name, found)
     return {name: found[0] for name, found in pairs.items()}
 
@@ -135,37 +119,29 @@ def _common_start(names: Sequence[str]) -> str:
 
 
 def movements(diagnoses: Sequence[Diagnosis]) -> list[Movement]:
-    """Compare the layers that have an alpha in any of the checkpoints.
-
-    Args:
-        diagnoses: Diagnoses of at least two checkpoints, the earliest first.
-
-    Raises:
-        ValueError: If such a layer has no partner in another checkpoint, or several.
-    """
+    """Compare the layers that have an alpha in any of at least two checkpoints, the earliest first."""
     first, last = diagnoses[0], diagnoses[-1]
+    rows_of = [{row.name: row for row in each} for each in diagnoses]
     scored = {row.name for each in diagnoses for row in each if row.alpha is not None}
-    names = [[row.name for row in each] for each in diagnoses]
-    pairs = [pair_layers(names[0], of_other, required=scored) for of_other in names[1:]]
+    pairs = [pair_layers(list(rows_of[0]), list(rows), required=scored) for rows in rows_of[1:]]
     found = []
-    for row in first.diagnoses:
+    for row in first:
         partners = [each.get(row.name) for each in pairs]
-        later = zip(diagnoses[1:], partners, strict=True)
-        rows = [row, *(each[name] if name else None for each, name in later)]
+        rows = [row, *(each[name] if name else None for each, name in zip(rows_of[1:], partners, strict=True))]
         alphas = tuple(None if each is None else each.alpha for each in rows)
         stderrs = tuple(None if each is None else each.alpha_stderr for each in rows)
         if all(alpha is None for alpha in alphas):
             continue
-        change = error = distance = relative = None
+        moved: tuple[float | None, ...] = (None,) * 4
         if alphas[0] is not None and alphas[-1] is not None:
-            change = alphas[-1] - alphas[0]
             error = math.hypot(stderrs[0] or 0.0, stderrs[-1] or 0.0)
-            distance, relative = _distance(first.layers[row.name], last.layers[partners[-1] or ""])
-        found.append(Movement(row.name, row.shape, alphas, stderrs, change, error, distance, relative))
+            distances = _distances(first.layers[row.name], last.layers[partners[-1] or ""])
+            moved = (alphas[-1] - alphas[0], error, *distances)
+        found.append(Movement(row.name, row.shape, alphas, stderrs, *moved))
     return found
 
 
-def _distance(first: Layer, last: Layer) -> tuple[float | None, float | None]:
+def _distances(first: Layer, last: Layer) -> tuple[float | None, float | None]:
     """Return the distance between two weights, and that over the norm of the first."""
     before, after = first.weight(), last.weight()
     if first.shape != last.shape or before.shape != first.shape or after.shape != last.shape:
@@ -174,11 +150,9 @@ def _distance(first: Layer, last: Layer) -> tuple[float | None, float | None]:
     largest = max(float(before.abs().max()), float(after.abs().max()))  # so that squares neither overflow nor vanish
     before, after = before / largest, after / largest
     distance, norm = float(torch.linalg.vector_norm(after - before)), float(torch.linalg.vector_norm(before))
-    return _finite(distance * largest), _finite(distance / norm) if norm else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    found = (distance * largest, distance / norm if norm else math.inf)
+    whole, relative = (value if math.isfinite(value) else None for value in found)
+    return whole, relative
 
 
 def to_dict(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:

@@ -29,29 +29,18 @@ FEWEST_BITS, MOST_BITS = 2, 8
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one layer.
-
-    Attributes:
-        name: The layer.
-        shape: Shape of its weight.
-        alpha: Alpha of the layer.
-        compared: The number its share follows from: alpha, or alpha over random, or the mean over its group.
-        num_pruned: How many of its weights to prune; only for sparsity.
-        bits: Bits per weight; only for bits.
-        rank: Rank of its adapter; only for LoRA ranks.
-    """
+    """The share of one layer: ``num_pruned``, ``bits`` or ``rank``, whichever is the target."""
 
     name: str
     shape: tuple[int, ...]
     alpha: float
-    compared: float
+    compared: float  # the number its share follows from: alpha, or alpha over random, or the mean over its group
     num_pruned: int | None = None
     bits: int | None = None
     rank: int | None = None
 
     @property
     def num_parameters(self) -> int:
-        """Number of elements of the weight."""
         return math.prod(self.shape)
 
     @property
@@ -69,17 +58,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A budget shared out among the layers of a model.
+    """A budget shared out among the layers of a model, with the options of `allocate`.
 
-    Attributes:
-        target: ``sparsity``, ``bits`` or ``lora-rank``.
-        value: The mean, over weights for sparsity and bits, over layers for ranks.
-        by: The number that layers are compared by.
-        more_where: Whether layers with a ``larger`` or a ``smaller`` number get more.
-        spread: How far shares go from the mean, as a fraction of it.
-        layers: The share of each layer, in the table's order.
-        skipped: Why each other layer has no share.
-        lora_alpha: peft's ``lora_alpha`` at the mean rank; ``None`` for other targets.
+    ``layers`` has the share of each layer, in the table's order; ``skipped``, why each other layer has none.
     """
 
     target: Target
@@ -94,52 +75,39 @@ class Allocation:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the layers one by one, and in the form that pruning tools, GPTQModel or peft take."""
         target = {"name": self.target, "value": self.value, "spread": self.spread}
-        tools = {"sparsity": self._for_pruning, "bits": self._for_quantization, "lora-rank": self._for_peft}
         return {
             "target": target if self.lora_alpha is None else {**target, "lora_alpha": self.lora_alpha},
             "by": self.by,
             "more_where": self.more_where,
             "layers": [layer.to_dict() for layer in self.layers],
             "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped.items()],
-            **tools[self.target](),
+            **self._for_tools(),
         }
 
     def on(self, model: nn.Module) -> dict[str, Share]:
-        """Return the shares under the names that their layers have in a model.
-
-        A model that holds the allocated one, such as a base model with a head, has all its layers under one prefix;
-        a prefix may also be missing. Layers of the model without a share are not in the result.
-
-        Raises:
-            ValueError: If a share has no layer in the model, or its layer has another shape.
-        """
+        """Return the shares under the names of their layers in a model, which may add a prefix to all or lack one."""
         layers = {layer.name: layer for layer in find_layers(model)}
         allocated = [share.name for share in self.layers]
         names = pair_layers(allocated, list(layers), required=allocated)
         for share in self.layers:
             if (shape := layers[names[share.name]].shape) != share.shape:
-                raise ValueError(
-                    f"layer {names[share.name]!r} of the model must have the shape {share.shape} that the allocation "
-                    f"has for {share.name!r}, got {shape}"
-                )
+                where = f"layer {names[share.name]!r} of the model must have the shape {share.shape}"
+                raise ValueError(f"{where} that the allocation has for {share.name!r}, got {shape}")
         return {names[share.name]: share for share in self.layers}
 
-    def _for_pruning(self) -> dict[str, Any]:
-        return {"sparsity": {layer.name: layer.sparsity for layer in self.layers}}
-
-    def _for_quantization(self) -> dict[str, Any]:
-        """Bits by name, and GPTQModel's ``dynamic``, whose patterns match beginnings of names."""
+    def _for_tools(self) -> dict[str, Any]:
+        """Return sparsities by name, bits by name and as GPTQModel's ``dynamic``, or options of ``LoraConfig``."""
+        if self.target == "sparsity":
+            return {"sparsity": {layer.name: layer.sparsity for layer in self.layers}}
         patterns = self._patterns()
-        return {
-            "bits": {layer.name: layer.bits for layer in self.layers},
-            "dynamic": {f"{patterns[layer.name]}$": {"bits": layer.bits} for layer in self.layers},
-        }
-
-    def _for_peft(self) -> dict[str, Any]:
-        """Options of ``LoraConfig``."""
-        assert self.lora_alpha is not None
-        patterns, scaling = self._patterns(), Fraction(self.lora_alpha) / Fraction(self.value)
-        ranks = {patterns[layer.name]: layer.rank for layer in self.layers if layer.rank is not None}
+        if self.target == "bits":
+            return {
+                "bits": {layer.name: layer.bits for layer in self.layers},
+                # whose patterns match beginnings of names
+                "dynamic": {f"{patterns[layer.name]}$": {"bits": layer.bits} for layer in self.layers},
+            }
+        scaling = Fraction(self.lora_alpha or 0) / Fraction(self.value)
+        ranks = {patterns[layer.name]: layer.rank or 0 for layer in self.layers}
         return {
             "target_modules": "|".join(ranks),
             "rank_pattern": ranks,
@@ -330,7 +298,13 @@ def _quantize(rows: Sequence[LayerRow], parts: Sequence[Fraction], value: float)
 
 
 def _rank(rows: Sequence[LayerRow], parts: Sequence[Fraction], value: float) -> list[int]:
-    bounds = [(1, _smaller_side(row)) for row in rows]
+    # an adapter adds to the matrix of one expert of a stack, or of outputs x all else
+    stacks = [len(row.shape) == 3 and bool(row.parts) for row in rows]
+    shapes = [
+        row.shape[1:] if is_stack else (row.shape[0], math.prod(row.shape[1:]))
+        for row, is_stack in zip(rows, stacks, strict=True)
+    ]
+    bounds = [(1, min(shape)) for shape in shapes]
     most = sum(high for _, high in bounds)
     if value * len(rows) > most:
         rule = f"lora-rank must be at most {most // len(rows)} for the smaller sides of these {len(rows)} layers"
@@ -338,19 +312,8 @@ def _rank(rows: Sequence[LayerRow], parts: Sequence[Fraction], value: float) -> 
     return apportion(parts, bounds, int(value) * len(rows))
 
 
-def _smaller_side(row: LayerRow) -> int:
-    """The smaller side of the matrix that an adapter adds to: one expert of a stack, or outputs x all else."""
-    is_stack = len(row.shape) == 3 and row.parts
-    return min(row.shape[1:]) if is_stack else min(row.shape[0], math.prod(row.shape[1:]))
-
-
 def apportion(parts: Sequence[Fraction], bounds: Sequence[tuple[int, int]], total: int) -> list[int]:
     """Split a total into whole numbers, in proportion to parts as nearly as possible, each within its bounds.
-
-    Args:
-        parts: Above 0.
-        bounds: The smallest and the largest number of each part.
-        total: Between the sums of the bounds.
 
     Example:
         >>> apportion([Fraction(1), Fraction(2), Fraction(9)], [(0, 9), (0, 9), (0, 6)], 12)

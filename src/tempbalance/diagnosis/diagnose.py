@@ -18,6 +18,7 @@ from tempbalance.checkpoint.layers import Inferred, infer_layers
 from tempbalance.diagnosis.measure import Measuring
 from tempbalance.diagnosis.text import layer_text
 from tempbalance.diagnosis.verdict import judge, summarize
+from tempbalance.errors import check_flag
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
 from tempbalance.ranking.compare import Comparison
@@ -36,12 +37,8 @@ Source = str | os.PathLike[str] | nn.Module | Mapping[str, Tensor]
 class Diagnosis(LayerTable):
     """A `LayerTable` of `DiagnosisRow`s, and where they come from.
 
-    Attributes:
-        model: Name of the diagnosed file or module.
-        tail: Name of the tail.
-        others: Why each tensor that is not a layer is not in the table.
-        notes: Remarks about the file, such as where in it the weights were.
-        layers: The layers behind the rows, by name; ``layers[name].weight()`` reads a weight again.
+    ``others`` says why tensors are not layers, ``notes`` where in a file the weights were;
+    ``layers[name].weight()`` reads a weight again.
     """
 
     def __init__(
@@ -104,11 +101,7 @@ class Diagnosis(LayerTable):
     __repr__ = __str__
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each layer, indexed by its name.
-
-        Raises:
-            ModuleNotFoundError: Without pandas.
-        """
+        """Return a data frame with a row for each layer, indexed by its name."""
         try:
             import pandas
         except ModuleNotFoundError as err:
@@ -117,12 +110,7 @@ class Diagnosis(LayerTable):
         return frame.set_index("name") if len(frame) else frame
 
     def chart(self) -> altair.TopLevelMixin:
-        """Draw alpha over the random alpha by depth, coloured by verdict; needs ``tempbalance[report]``.
-
-        Raises:
-            ValueError: If no layer has an alpha.
-            ModuleNotFoundError: Without the extra.
-        """
+        """Draw alpha over the random alpha by depth, coloured by verdict; needs ``tempbalance[report]``."""
         try:
             from tempbalance.report import diagnosis_charts
         except ModuleNotFoundError as err:
@@ -194,7 +182,7 @@ def diagnose(
 
 
 def _check_types(
-    *, include: object, stacked: object, key: object = None, shuffle: object = True, progress: object = None
+    *, include: object, stacked: object, key: object, shuffle: object = True, progress: object = None
 ) -> None:
     """Refuse options of other types; `Scoring` checks the others."""
     for name, given in (("include", include), ("stacked", stacked)):
@@ -202,8 +190,7 @@ def _check_types(
             raise TypeError(f"{name} must be a list of name patterns, got {given!r}")
     if not isinstance(key, str | None):
         raise TypeError(f"key must be the name of a mapping in the file, got {key!r}")
-    if not isinstance(shuffle, bool):
-        raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
+    check_flag("shuffle", shuffle)
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be a function of two numbers, got {progress!r}")
 
@@ -229,14 +216,7 @@ def _find(model: Source, stacked: Sequence[str], key: str | None) -> tuple[str, 
 
 @dataclass(frozen=True)
 class TensorNote:
-    """One tensor of a checkpoint, and whether it is scored.
-
-    Attributes:
-        name, shape, dtype: As stored.
-        layer: The layer whose weight it is; empty if it is none.
-        reason: Why it is not scored; empty if it is.
-        key: The mapping that it is in; empty for the top of the file.
-    """
+    """One tensor of a checkpoint, the layer whose weight it is, or why it is not scored, and the mapping it is in."""
 
     name: str
     shape: tuple[int, ...]
@@ -249,31 +229,25 @@ class TensorNote:
 def list_tensors(
     path: str | os.PathLike[str],
     *,
-    min_eigenvalues: int = 50,
     include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    fused: Mapping[str, int | Sequence[int]] | None = None,
     stacked: Sequence[str] = (),
     key: str | None = None,
+    **options: Any,
 ) -> list[TensorNote]:
-    """List every tensor of a checkpoint, of all its mappings, and why it is or is not scored.
-
-    The options are those of `diagnose`.
-    """
+    """List every tensor of a checkpoint, of all its mappings, and why it is or is not scored, as `diagnose` would."""
     _check_types(include=include, stacked=stacked, key=key)
-    scoring = Scoring(min_eigenvalues=min_eigenvalues, exclude=exclude, fused=fused or {})
     checkpoint = read_checkpoint(path, key=key)
     found = infer_layers(checkpoint.tensors, stacked=stacked)
-    reasons = {row.name: row.reason for row in Measuring(found, scoring, include=include).rows()}
-    taken = []
+    reasons = {row.name: row.reason for row in Measuring(found, Scoring(**options), include=include).rows()}
+    notes = []
     for tensor in checkpoint.tensors:
         layer = found.tensors.get(tensor.name)  # empty for a weight without a name
         reason = found.others[tensor.name] if layer is None else reasons[layer]
-        taken.append(_note(tensor, layer or "", reason, checkpoint.key))
+        notes.append(_note(tensor, layer or "", reason, checkpoint.key))
     for other in checkpoint.others:
         reason = "state of an optimizer" if other.is_optimizer else f"not taken: --key {other.key or '.'}"
-        taken += [_note(tensor, "", reason, other.key) for tensor in other.tensors]
-    return taken
+        notes += [_note(tensor, "", reason, other.key) for tensor in other.tensors]
+    return notes
 
 
 def _note(tensor: StoredTensor, layer: str, reason: str, key: str) -> TensorNote:

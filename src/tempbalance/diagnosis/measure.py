@@ -65,8 +65,9 @@ class Measuring:
             for pattern in patterns:
                 if not any(fnmatchcase(layer.name, pattern) for layer in found.layers):
                     raise ValueError(f"{option} pattern {pattern!r} matches no layer")
-        self.layers, self.adapters = found.layers, found.ranks
-        self.scoring, self.include, self.progress = scoring, include, progress
+        self.layers, self.adapters, self.progress = found.layers, found.ranks, progress
+        least = min(MIN_ADAPTER_EIGENVALUES, scoring.min_eigenvalues)
+        self.scorings = {False: scoring, True: replace(scoring, min_eigenvalues=least)}  # whether of adapters
         self.reasons: dict[str, str] = {}
         self.jobs: dict[str, list[Job]] = {}
         self.measured: dict[Job, _Measured] = {}
@@ -74,13 +75,18 @@ class Measuring:
         self.loaded: set[tuple[str, str]] = set()
         self.phase, self.num_loads = "solve", 0
         for layer in found.layers:
-            self._plan(layer)
+            self._plan(layer, include)
 
-    def _plan(self, layer: Layer) -> None:
-        reason = self._reason(layer)
+    def _plan(self, layer: Layer, include: Sequence[str]) -> None:
+        """Say why a layer is skipped before its weight is loaded, or make its jobs."""
+        scoring, reason = self.scorings[layer.name in self.adapters], layer.skipped
+        if any(fnmatchcase(layer.name, pattern) for pattern in scoring.exclude):
+            reason = "excluded by name"
+        elif include and not any(fnmatchcase(layer.name, pattern) for pattern in include):
+            reason = "not included by name"
         if not reason:
             try:
-                self.jobs[layer.name] = jobs_of(layer, self._scoring_of(layer))
+                self.jobs[layer.name] = jobs_of(layer, scoring)
             except TempBalanceError as err:
                 reason = str(err.__cause__ or err)
         self.reasons[layer.name] = reason
@@ -90,33 +96,17 @@ class Measuring:
 
     def _loading(self, name: str, load: Callable[[], Tensor]) -> Tensor:
         """Load a weight; the first time in each phase counts as progress."""
-        assert self.progress is not None
-        if (self.phase, name) not in self.loaded:
+        if self.progress is not None and (self.phase, name) not in self.loaded:
             self.loaded.add((self.phase, name))
             self.progress(len(self.loaded), self.num_loads)
         return load()
 
-    def _reason(self, layer: Layer) -> str:
-        """Say why a layer is skipped before its weight is loaded; empty if it is not."""
-        if any(fnmatchcase(layer.name, pattern) for pattern in self.scoring.exclude):
-            return "excluded by name"
-        if self.include and not any(fnmatchcase(layer.name, pattern) for pattern in self.include):
-            return "not included by name"
-        return layer.skipped
-
-    def _scoring_of(self, layer: Layer) -> Scoring:
-        least = self.scoring.min_eigenvalues
-        is_adapter = layer.name in self.adapters
-        return replace(self.scoring, min_eigenvalues=min(MIN_ADAPTER_EIGENVALUES, least) if is_adapter else least)
-
     def solve(self) -> None:
         """Compute the spectra and their fits."""
-        for is_adapter in (False, True):
-            layers = [each for each in self.layers if (each.name in self.adapters) is is_adapter]
-            jobs = [job for layer in layers for job in self.jobs.get(layer.name, [])]
-            if jobs:
-                see = partial(self._see, is_adapter)
-                solve(jobs, self._scoring_of(jobs[0].layer), see=see, refuse=self._refuse, memory=self.memory)
+        for is_adapter, scoring in self.scorings.items():
+            names = [name for name in self.jobs if (name in self.adapters) is is_adapter]
+            if jobs := [job for name in names for job in self.jobs[name]]:
+                solve(jobs, scoring, see=partial(self._see, is_adapter), refuse=self._refuse, memory=self.memory)
 
     def _see(self, is_adapter: bool, job: Job, spectrum: Spectrum) -> None:
         if spectrum.largest == 0:
@@ -130,8 +120,10 @@ class Measuring:
             job.score = None  # the eigenvalues of a product are not those of a random matrix
             scores |= {"upper_over_random": None, "excess": None}
         else:
-            bound = _edge(job, float(spectrum.values.sum()))
             ascending = spectrum.values.numpy()
+            num_slices, rows, columns = job.shape
+            variance = float(spectrum.values.sum()) / math.prod(job.shape)
+            bound = random_edge(variance, rows=rows, columns=columns, num_slices=num_slices)
             beyond = ascending[ascending.searchsorted(bound, side="right") :]
             scores["excess"] = float((beyond - bound).sum() / ascending.sum())
             scores["upper_over_random"] = None if job.fit is None else _upper_over_random(job, spectrum.values)
@@ -177,14 +169,15 @@ class Measuring:
             return DiagnosisRow(**values)
         values["xmin"] = _finite(row.xmin) if row.xmin is not None else None
         for name in _MEANS:
-            values[name] = _combine(name, [each.scores[name] for each in measured.values()])
+            combine = max if name == "spectral_norm" else fmean
+            values[name] = _combine([each.scores[name] for each in measured.values()], combine)
         return DiagnosisRow(
             **values,
             alpha_over_random=row.score,
-            upper_stderr=_upper_stderr(list(measured)),
+            upper_stderr=math.hypot(*map(_upper_scatter, measured)) / len(measured),
             mp_edge=next(iter(measured.values())).edge if len(jobs) == 1 else None,
-            num_beyond=_total(each.num_beyond for each in measured.values()),
-            num_beyond_shuffled=_total(each.num_shuffled for each in measured.values()),
+            num_beyond=_combine([each.num_beyond for each in measured.values()], sum),
+            num_beyond_shuffled=_combine([each.num_shuffled for each in measured.values()], sum),
             spectra={job.name: each.eigenvalues for job, each in measured.items()},
         )
 
@@ -203,12 +196,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _edge(job: Job, total: float) -> float:
-    """Return where a random matrix like this part would end; ``total`` is the sum of its eigenvalues."""
-    num_slices, rows, columns = job.shape
-    return random_edge(total / math.prod(job.shape), rows=rows, columns=columns, num_slices=num_slices)
-
-
 def _upper_over_random(job: Job, values: Tensor) -> float | None:
     """Return alpha of the larger half of a spectrum over that of a random matrix of the shape."""
     num_slices, rows, columns = job.shape
@@ -219,9 +206,9 @@ def _upper_over_random(job: Job, values: Tensor) -> float | None:
     return fit.alpha / random_alpha(rows=rows, columns=columns, num_slices=num_slices)
 
 
-def _upper_stderr(jobs: Sequence[Job]) -> float:
-    """Return how much the mean of `_upper_over_random` scatters among random matrices of these shapes."""
-    return math.hypot(*(_SCATTER / (min(job.shape[1:]) * math.sqrt(job.shape[0])) for job in jobs)) / len(jobs)
+def _upper_scatter(job: Job) -> float:
+    """Return how much `_upper_over_random` scatters among random matrices of the shape."""
+    return _SCATTER / (min(job.shape[1:]) * math.sqrt(job.shape[0]))
 
 
 def _shuffle(job: Job, part: Part, measured: _Measured) -> None:
@@ -230,14 +217,7 @@ def _shuffle(job: Job, part: Part, measured: _Measured) -> None:
     measured.num_shuffled = count_beyond_shuffled(part, edge=measured.edge, seed=seed)
 
 
-def _combine(name: str, values: Sequence[float | None]) -> float | None:
-    """A layer's value from those of its parts."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return max(known) if name == "spectral_norm" else fmean(known)
-
-
-def _total(counts: Iterable[int | None]) -> int | None:
-    known = list(counts)
-    return None if None in known else sum(count for count in known if count is not None)
+def _combine(values: Iterable[float | None], combine: Callable[[list[Any]], Any]) -> Any:
+    """A layer's value from those of its parts; ``None`` if one has none."""
+    known = list(values)
+    return None if None in known else combine(known)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ WIDTH = 100  # characters of a table that is not asked to be wide
 _MOST_TEXT = 160  # characters of a name or reason; JSON has whole names
 _FORMULA = ("=", "+", "-", "@")
 _LEAST_NAME = 24
+_NUMBER = re.compile(r"(-?[0-9]+\.?[0-9]*(e[+-][0-9]+)?)?")
 _NARROW = {"layer": "name", "shape": "shape", "alpha": "alpha", "/ random": "alpha_over_random", "verdict": "verdict"}
 _WIDE = {  # heading of the table: attribute of the row
     "layer": "name", "shape": "shape", "eigenvalues": "num_eigenvalues", "alpha": "alpha", "±": "alpha_stderr",
@@ -48,20 +50,11 @@ def _cell_of(row: DiagnosisRow, name: str) -> str:
 
 def layer_csv(rows: Sequence[DiagnosisRow]) -> str:
     """Return comma-separated values with all digits."""
-    return as_csv(CSV_COLUMNS, [[exact(getattr(row, name)) for name in CSV_COLUMNS] for row in rows])
+    return tabulated(CSV_COLUMNS, [[getattr(row, name) for name in CSV_COLUMNS] for row in rows], "csv")
 
 
 def sort_rows(rows: Sequence[DiagnosisRow], sort: str, *, top: int | None = None) -> list[DiagnosisRow]:
-    """Return the rows in another order: numbers from the largest, text by the alphabet; rows without a value last.
-
-    Args:
-        rows: Rows of a diagnosis.
-        sort: Name of a value of a row, such as ``alpha``; ``depth`` leaves the model's order.
-        top: How many to keep.
-
-    Raises:
-        ValueError: If no such value exists.
-    """
+    """Return the top rows by a value, the largest numbers or first letters; ``depth`` leaves the model's order."""
     names = sorted({*CSV_COLUMNS} - {"shape", "evidence"})
     if sort not in ("depth", *names):
         raise ValueError(f"sort must be one of depth, {', '.join(names)}, got {sort!r}")
@@ -89,34 +82,25 @@ def exact(value: Any) -> str:
     return f"'{cell(value)}" if value.startswith(_FORMULA) else cell(value)
 
 
+def tabulated(headings: Sequence[str], rows: Iterable[Iterable[Any]], form: Format) -> str:
+    """Return rows of values below their headings, as a table or as comma-separated values."""
+    if form == "table":
+        return aligned([headings, *([cell(value) for value in row] for row in rows)])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([headings, *(map(exact, row) for row in rows)])
+    return text.getvalue().rstrip("\n")
+
+
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Return columns of text, two spaces apart; numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     # names in the first column are text, also those of nn.Sequential
-    numeric = [index > 0 and all(_is_number(line[index]) for line in lines[1:]) for index in range(len(widths))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return not cell or float(cell) == float(cell)
-    except ValueError:
-        return False
+    are_numbers = [all(_NUMBER.fullmatch(cell) for cell in column[1:]) for column in zip(*lines, strict=True)]
+    pads = [str.rjust if index and each else str.ljust for index, each in enumerate(are_numbers)]
+    padded = ([pad(*each) for pad, *each in zip(pads, line, widths, strict=True)] for line in lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def as_json(value: Any) -> str:
     """Return JSON in ASCII on several lines; a number that is not finite is an error."""
     return json.dumps(value, indent=2, allow_nan=False)
-
-
-def as_csv(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return comma-separated values without a line end after the last."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([headings, *lines])
-    return text.getvalue().rstrip("\n")
