@@ -135,10 +135,10 @@ class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions c
         if function.name == "torch.storage._load_from_bytes":  # pickle.dump of a tensor embeds another file
             if self.stream.is_embedded or not isinstance(args[0], bytes):
                 raise CheckpointError("its pickle embeds another file where none belongs")
-            self.dispatch.spend(num_instructions=_EMBEDDED_COST, num_bytes=len(args[0]))
-            return _Stream(io.BytesIO(args[0]), self.stream.budget, is_embedded=True).content()
+            self.stream.budget.spend(num_instructions=_EMBEDDED_COST, num_bytes=len(args[0]))
+            return _Stream(args[0], self.stream.budget, is_embedded=True).content()
         if function.name == "_codecs.encode" and isinstance(args[0], str):  # as protocol 2 writes bytes
-            self.dispatch.spend(num_bytes=len(args[0]))
+            self.stream.budget.spend(num_bytes=len(args[0]))
             return args[0].encode("latin-1")
         build = _BUILDERS.get(function.name)
         if build is None:
@@ -196,18 +196,20 @@ _INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
 class _Stream:
     """A file of one pickle, or of several and storages behind them, as ``torch.save`` wrote before torch 1.6."""
 
-    def __init__(self, file: io.BufferedReader | io.BytesIO, budget: _Budget, *, is_embedded: bool = False) -> None:
-        self.file, self.budget, self.is_embedded = file, budget, is_embedded
+    def __init__(self, source: File | bytes, budget: _Budget, *, is_embedded: bool = False) -> None:
+        self.file: Any = io.BufferedReader(source, 1 << 16) if isinstance(source, File) else io.BytesIO(source)
+        self.read_bytes = source.tensor if isinstance(source, File) else Storage.of(source).read
+        self.budget, self.is_embedded = budget, is_embedded
         self.starts: dict[str, int] = {}
         self.storages: dict[str, Storage] = {}
 
     def read(self, count: int) -> bytes:
-        data = self.file.read(min(count, self.budget.num_bytes))
+        data: bytes = self.file.read(min(count, self.budget.num_bytes))
         self.budget.spend(num_bytes=len(data))
         return data
 
     def readline(self) -> bytes:
-        line = self.file.readline(self.budget.num_bytes)
+        line: bytes = self.file.readline(self.budget.num_bytes)
         self.budget.spend(num_bytes=len(line))
         return line
 
@@ -219,10 +221,7 @@ class _Stream:
             raise CheckpointError(f"its pickle is broken or cut off ({type(err).__name__})") from err
 
     def storage_of(self, key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
-        read = (
-            self.file.raw.tensor if isinstance(self.file, io.BufferedReader) else Storage.of(self.file.getvalue()).read
-        )
-        made = Storage(num_bytes, lambda start, count: read(self.starts[key] + start, count), dtype)
+        made = Storage(num_bytes, lambda start, count: self.read_bytes(self.starts[key] + start, count), dtype)
         known = self.storages.setdefault(key, made)
         if (known.dtype, known.num_bytes) != (dtype, num_bytes):
             raise CheckpointError(f"its pickle describes storage {quoted(key)} in two ways")
@@ -254,12 +253,12 @@ class _Stream:
 
 def read_stream(file: File) -> Any:
     """Read the content of a pickle, or of the format of ``torch.save`` before torch 1.6."""
-    return _Stream(io.BufferedReader(file, 1 << 16), _Budget(_INSTRUCTIONS)).content()
+    return _Stream(file, _Budget(_INSTRUCTIONS)).content()
 
 
 def read_pickle(content: bytes, storage_of: StorageOf) -> Any:
     """Read a pickle whose storages are elsewhere."""
-    stream = _Stream(io.BytesIO(content), _Budget(_INSTRUCTIONS))
+    stream = _Stream(content, _Budget(_INSTRUCTIONS))
     stream.storage_of = storage_of  # type: ignore[method-assign]
     return stream.pickled()
 

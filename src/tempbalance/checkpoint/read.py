@@ -239,7 +239,8 @@ def _section(folder: Path, what: str, place: Any) -> File:
     """Return the part of a file that a piece is in."""
     require(place and not place.get("transform_descriptors"), f"{what} is in no file, or in one that is transformed")
     start, num_bytes = place["offset"], place["length"]
-    num_elements(f"{what}, or its file,", [start + 1, num_bytes + 1])
+    are_places = all(isinstance(each, int) and 0 <= each < 2**62 for each in (start, num_bytes))
+    require(are_places, f"{what} is at no place in a file")
     path = inside(folder, place["relative_path"])
     with naming(quoted(path.name)):
         return File(path, most=MOST_DIRECTORY, start=start, num_bytes=num_bytes)

@@ -17,7 +17,7 @@ from tempbalance.checkpoint.tensors import StoredTensor
 from tempbalance.errors import CheckpointError, quoted
 
 _MOST_NESTED, _MOST_MODULES, _MOST_KEY, _MOST_WRAPPED, _MOST_LISTED = 16, 64, 200, 4, 8
-_MOST_ENTRIES, _MOST_CHARACTERS = 2_000_000, 32 << 20
+_MOST_MAPPINGS, _MOST_ENTRIES, _MOST_CHARACTERS = 10_000, 2_000_000, 32 << 20
 _OPTIMIZER = re.compile(r"(^|[_.])(optim(izer)?s?|opt)([_.]|$)|param_groups", re.IGNORECASE)
 # how torch's optimizers call what they keep for a parameter
 _SLOTS = frozenset({
@@ -66,7 +66,7 @@ def find_weights(top: object) -> list[Weights]:
     queue: deque[tuple[tuple[str, ...], bool, object]] = deque(
         [((), False, {"tensor": top} if isinstance(top, Tensor | StoredTensor) else top)]
     )
-    while queue:
+    while queue and len(found) < _MOST_MAPPINGS:
         path, is_optimizer, value = queue.popleft()
         if id(value) in seen:
             continue
@@ -81,23 +81,14 @@ def find_weights(top: object) -> list[Weights]:
             weights.add(tensors, path[len(root) :])
             weights.num_others += max(0, len(items) - len(tensors))
         for key, each in items.items() if len(path) < _MOST_NESTED else ():
-            if len(key) <= _MOST_KEY and not key.endswith(_PACKED) and _holds(each):
+            is_held = isinstance(each, Inert | Mapping | list | tuple)
+            if is_held and len(key) <= _MOST_KEY and not key.endswith(_PACKED):
                 queue.append(((*path, key), is_optimizer or bool(_OPTIMIZER.search(key)), each))
     if not found:
-        raise CheckpointError(f"has no tensors by name; it holds {_summary(top)}")
+        keys = ", ".join(quoted(key) for key in list(top)[:8]) or "nothing" if isinstance(top, Mapping) else ""
+        held = f"an object {quoted(top.name)}" if isinstance(top, Inert) else keys or quoted(top)
+        raise CheckpointError(f"has no tensors by name; it holds {held}")
     return _join_tree(list(found.values()))
-
-
-def _holds(value: object) -> bool:
-    if isinstance(value, Inert):
-        return bool(value.args or value.state or value.items)
-    return isinstance(value, Mapping | list | tuple) and len(value) > 0
-
-
-def _summary(top: object) -> str:
-    if isinstance(top, Inert):
-        return f"an object {quoted(top.name)}"
-    return (", ".join(quoted(key) for key in list(top)[:8]) or "nothing") if isinstance(top, Mapping) else quoted(top)
 
 
 def _is_module(value: object) -> bool:

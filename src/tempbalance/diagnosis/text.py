@@ -97,7 +97,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     # names in the first column are text, also those of nn.Sequential
     are_numbers = [all(_NUMBER.fullmatch(cell) for cell in column[1:]) for column in zip(*lines, strict=True)]
     pads = [str.rjust if index and each else str.ljust for index, each in enumerate(are_numbers)]
-    padded = ([pad(*each) for pad, *each in zip(pads, line, widths, strict=True)] for line in lines)
+    padded = ([pad(cell, width) for pad, cell, width in zip(pads, line, widths, strict=True)] for line in lines)
     return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
