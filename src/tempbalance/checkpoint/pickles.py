@@ -104,7 +104,7 @@ class _Unpickler(pickle._Unpickler):  # the form in Python, whose instructions c
     pop_mark: Callable[[], list[Any]]
 
     def __init__(self, stream: _Stream) -> None:
-        super().__init__(stream, encoding="utf-8", errors="backslashreplace")  # type: ignore[arg-type]
+        super().__init__(stream, encoding="utf-8", errors="backslashreplace")
         self.stream = stream
         self.dispatch = stream.budget  # type: ignore[misc]
 
@@ -196,10 +196,17 @@ _INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
 class _Stream:
     """A file of one pickle, or of several and storages behind them, as ``torch.save`` wrote before torch 1.6."""
 
-    def __init__(self, source: File | bytes, budget: _Budget, *, is_embedded: bool = False) -> None:
+    def __init__(
+        self,
+        source: File | bytes,
+        budget: _Budget,
+        *,
+        storage_of: StorageOf | None = None,
+        is_embedded: bool = False,
+    ) -> None:
         self.file: Any = io.BufferedReader(source, 1 << 16) if isinstance(source, File) else io.BytesIO(source)
         self.read_bytes = source.tensor if isinstance(source, File) else Storage.of(source).read
-        self.budget, self.is_embedded = budget, is_embedded
+        self.budget, self.storage_of, self.is_embedded = budget, storage_of or self._declare, is_embedded
         self.starts: dict[str, int] = {}
         self.storages: dict[str, Storage] = {}
 
@@ -220,7 +227,7 @@ class _Stream:
         except _BROKEN as err:
             raise CheckpointError(f"its pickle is broken or cut off ({type(err).__name__})") from err
 
-    def storage_of(self, key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
+    def _declare(self, key: str, dtype: torch.dtype, num_bytes: int) -> Storage:
         made = Storage(num_bytes, lambda start, count: self.read_bytes(self.starts[key] + start, count), dtype)
         known = self.storages.setdefault(key, made)
         if (known.dtype, known.num_bytes) != (dtype, num_bytes):
@@ -258,9 +265,7 @@ def read_stream(file: File) -> Any:
 
 def read_pickle(content: bytes, storage_of: StorageOf) -> Any:
     """Read a pickle whose storages are elsewhere."""
-    stream = _Stream(content, _Budget(_INSTRUCTIONS))
-    stream.storage_of = storage_of  # type: ignore[method-assign]
-    return stream.pickled()
+    return _Stream(content, _Budget(_INSTRUCTIONS), storage_of=storage_of).pickled()
 
 
 # tensors as a pickle describes them
