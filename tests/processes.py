@@ -411,7 +411,7 @@ def in_the_background():
     _, sharded = balanced(fsdp2(deep_mlp()), **options)
     found = {
         "too early": error(sharded.state_dict),
-        "too early to copy": error(copy.deepcopy, sharded._source._pending),
+        "too early to copy": error(copy.deepcopy, sharded._source),
     }
     sharded.wait()
     found["saved sharded"] = json.loads(sharded.state_dict()["scored"])["source"]
@@ -450,9 +450,9 @@ class Clock:
         self.now += self.pace * sum(job.cost for job in jobs)
         tempbalance.ranking.scoring.solve(jobs, *args, **kwargs)
 
-    def exchange(self, ranks, call, work, exchange=Ranks.exchange):
+    def exchange(self, ranks, call, exchange=Ranks.exchange):
         self.asked += call.endswith("budget")
-        return exchange(ranks, call, work)
+        return exchange(ranks, call)
 
 
 def run_with(clock, model, *, num_steps=NUM_STEPS, **options):

@@ -403,7 +403,7 @@ def test_a_process_ends_soon_and_without_a_word_while_it_works():
             model,
             execution=tempbalance.Execution(background=True),
         )
-        assert scheduler._source._pending._thread.is_alive()
+        assert scheduler._source._pending.work.is_alive()
     """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
@@ -422,9 +422,8 @@ def test_the_thread_stops_before_its_next_layer_once_the_main_thread_has_ended(h
 
 def test_a_fork_says_that_its_thread_is_gone(held):
     run = build()
-    work = run.scheduler._source._pending
-    with patch.object(work, "_thread", threading.Thread()), patch.object(work, "_process", -1):
-        work._thread.start()
+    work = run.scheduler._source._pending.work
+    with patch.object(work, "join"), patch.object(work, "process", -1):
         with raises(RuntimeError, "fork"):
             run.scheduler.state_dict()
         with raises(RuntimeError, "fork"):

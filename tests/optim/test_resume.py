@@ -633,7 +633,7 @@ def test_a_tampered_state_is_loaded_whole_or_not_at_all(name, options, other):
      (("scored", "rows", 1, "parts"), [{"nothing": 1}]), (("scored", "blending", "aim", "lr", "3"), math.inf),
      (("scored", "blending", "since"), "x"), (("schedule", "last_epoch"), math.nan), (("schedule", "_last_lr"), 3),
      (("schedule",), None), (("options", "interval"), 0), (("options", "unheard"), 1),
-     (("options", "functions"), None)],
+     (("options", "score"), None)],
     ids=str,
 )  # fmt: skip
 def test_a_bad_value_in_a_state_is_refused_and_nothing_changes(path, other):

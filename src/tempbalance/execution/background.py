@@ -7,6 +7,7 @@ process has only the results that it solved itself.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from threading import Event, Thread, main_thread
 from typing import Any
@@ -24,69 +25,50 @@ from tempbalance.spectral.workers import multiplies_in_full
 class Background(Inline):
     """Starts a scoring in a thread where one is due; its rows take effect ``lag`` calls of ``step`` later."""
 
-    def __init__(self, lag: int) -> None:
+    def __init__(self, lag: int, pending: Pending | None = None) -> None:
         super().__init__()
-        self.lag = lag
-        self._pending: Pending | None = None
-        self._next: Pending | None = None  # replaces it once the call counts
+        self.lag, self._pending = lag, pending
 
-    def rows_at(self, scoring: SharedScoring, *, is_due: bool) -> list[LayerRow] | None:
+    def acts_at(self, call: int, *, is_due: bool) -> bool:
+        return is_due or (self._pending is not None and call >= self._pending.due)
+
+    def rows_at(
+        self, scoring: SharedScoring, *, is_due: bool, now: bool = False
+    ) -> tuple[Sequence[LayerRow] | None, Inline]:
         """Return the rows of a scoring whose lag is over, and start the next; a failed scoring raises once."""
-        if not is_due:
-            scoring.check()
-        rows, self._next = None, self._pending
-        if self._pending is not None and scoring.call >= self._pending.due:
-            self._next = None
-            try:
-                rows = self._pending.rows()
-            except Exception:
+        if now:
+            return super().rows_at(scoring, is_due=True)[0], Background(self.lag)
+        rows, pending = None, self._pending
+        if pending is not None and scoring.call >= pending.due:
+            pending.finish()
+            if pending.error is not None:
                 self._pending = None
-                raise
+                raise pending.error
+            rows, pending = pending.rows, None
         if is_due:
             scoring.plan()
-            self._next = Pending(scoring, scoring.call + self.lag)
-        return rows
-
-    def rows_now(self, scoring: SharedScoring) -> list[LayerRow] | None:
-        """Score in this thread, and give up the scoring that is under way."""
-        self._next = None
-        return super().rows_now(scoring)
-
-    def commit(self) -> None:
-        """Replace the scoring that is under way by the one that was started."""
-        if self._pending is not None and self._pending is not self._next:
-            self._pending.cancel()
-        self._pending, self._next = self._next, None
-
-    def cancel(self) -> None:
-        """Give up the scoring that was started."""
-        if self._next is not None and self._next is not self._pending:
-            self._next.cancel()
-        self._next = None
+            pending = Pending(scoring.call + self.lag, work=_Work(scoring))
+        return rows, Background(self.lag, pending)
 
     def wait(self) -> None:
-        """Wait for the scoring that is under way, which the processes that share must do together."""
         if self._pending is not None:
             self._pending.finish()
 
-    def close(self) -> None:
-        """Give up the scoring that is under way."""
-        self._next = None
-        self.commit()
-
     def state(self) -> dict[str, Any] | None:
-        """Return the outcome of the scoring that is under way."""
-        return None if self._pending is None else self._pending.__getstate__()
+        return None if self._pending is None else asdict(self._pending.outcome())
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Continue with the outcome of a scoring."""
         if state is not None:
-            self._pending = Pending.__new__(Pending)
-            self._pending.__setstate__(state)
+            saved = from_plain(_Outcome, state, "the state's scoring")
+            error = None if saved.error is None else rebuild(saved.error)
+            self._pending = Pending(saved.due, saved.rows, error)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_pending": self.state()}
 
-class _UnwantedError(Exception):
-    """The outcome is no longer wanted."""
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _pending=None)
+        self.load(state["_pending"])
 
 
 @dataclass(frozen=True)
@@ -98,99 +80,96 @@ class _Outcome:
     error: tuple[str, ...] | None
 
 
+@dataclass(eq=False)
 class Pending:
-    """Copies of the weights, and the thread that solves this process' share. Once copied or saved, it is solved."""
+    """A scoring whose rows take effect at a later call: its outcome, or the thread that works on it.
 
-    def __init__(self, scoring: SharedScoring, due: int) -> None:
-        self.due = due
-        self._scoring: SharedScoring | None = scoring  # None once the outcome is known
-        self._rows: list[LayerRow] = []
-        self._error: Exception | None = None
-        self._copies = scoring.copy_weights()
-        # full precision of products is a setting of the process, and training may rely on another one
-        self._double = not multiplies_in_full()
-        self._process = os.getpid()
-        self._is_unwanted = self._is_done = self._is_done_for_others = False
-        # Each thread has its own number of threads, but a thread that has never read it takes the last number set
-        # anywhere: so both read it before the other sets its own, and here it is set again.
-        num_threads = torch.get_num_threads()
-        is_set = Event()
-        self._thread = Thread(target=self._run, args=(scoring, is_set), name="tempbalance")
-        self._thread.start()
-        is_set.wait()
-        torch.set_num_threads(num_threads)
+    When nothing refers to it any more, the thread ends before its next layer.
+    """
 
-    def rows(self) -> list[LayerRow]:
-        """Wait for the rows, without scales; raise what went wrong with them."""
-        self.finish()
-        if self._error is not None:
-            raise self._error
-        return self._rows
+    due: int
+    rows: Sequence[LayerRow] = ()
+    error: Exception | None = None
+    work: _Work | None = None
+
+    def __del__(self) -> None:
+        if self.work is not None:
+            self.work.is_unwanted = True
 
     def finish(self) -> None:
         """Wait for the outcome, which the processes that share must do together."""
-        if self._scoring is None:
-            return
-        try:
-            self._rows = self._scoring.rows(self._join)
-        except Exception as err:
-            self._error = err
-        self._scoring, self._copies = None, {}
+        if self.work is not None:
+            try:
+                self.rows = self.work.scoring.rows(self.work.finish)
+            except Exception as err:  # which is raised at the call at which the rows are due
+                self.error = err
+            self.work = None
 
-    def cancel(self) -> None:
-        """End the thread before its next layer."""
-        self._is_unwanted = True
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the outcome as plain values, for which this process solves the shares of the others too."""
-        rows, error, scoring = self._rows, self._error, self._scoring
-        if scoring is not None:
-            if scoring.is_sharded:
+    def outcome(self) -> _Outcome:
+        """Return the outcome without asking other processes: this one solves their shares too."""
+        rows, error = self.rows, self.error
+        if self.work is not None:
+            if self.work.scoring.is_sharded:
                 raise RuntimeError(
                     "a scoring of sharded weights is under way: call wait() on every process before saving or copying"
                 )
-            self._check_process()
+            self.work.check_process()
             try:
-                self._join()
-                if not self._is_done_for_others:
-                    scoring.solve_copies(self._load, mine=False, double=self._double)
-                    self._is_done_for_others = True
-                rows = scoring.planned.rows()
-            except Exception as err:
+                self.work.finish()
+                self.work.solve(mine=False)
+                rows = self.work.scoring.planned.rows()
+            except Exception as err:  # which is saved
                 error = err
-        return asdict(_Outcome(self.due, tuple(rows), None if error is None else describe(error)))
+        return _Outcome(self.due, tuple(rows), None if error is None else describe(error))
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        saved = from_plain(_Outcome, state, "the state's scoring")
-        self.due, self._scoring, self._rows = saved.due, None, list(saved.rows)
-        self._error = None if saved.error is None else rebuild(saved.error)
 
-    def _join(self) -> None:
+class _Work(Thread):
+    """Copies of the weights, and the thread that solves this process' share of them."""
+
+    def __init__(self, scoring: SharedScoring) -> None:
+        super().__init__(name="tempbalance")
+        self.scoring, self.copies = scoring, scoring.hold(scoring.layers, copy=True)
+        # full precision of products is a setting of the process, and training may rely on another one
+        self.double = not multiplies_in_full()
+        self.process = os.getpid()
+        self.is_unwanted = self.is_done = False
+        self.error: Exception | None = None
+        # Each thread has its own number of threads, but a thread that has never read it takes the last number set
+        # anywhere: so both read it before the other sets its own, and here it is set again.
+        num_threads = torch.get_num_threads()
+        self.has_set = Event()
+        self.start()
+        self.has_set.wait()
+        torch.set_num_threads(num_threads)
+
+    def run(self) -> None:
+        torch.get_num_threads()
+        torch.set_num_threads(1)
+        self.has_set.set()
+        try:
+            self.solve(mine=True)
+            self.is_done = True
+        except Exception as err:  # which `finish` raises in the thread that trains
+            self.error = err
+
+    def solve(self, *, mine: bool) -> None:
+        self.scoring.solve_copies(self.load, mine=mine, double=self.double)
+
+    def load(self, layer: Layer) -> Tensor:
+        """Return the copy of a weight while the outcome is wanted; at its end the process waits for threads."""
+        if self.is_unwanted or not main_thread().is_alive():
+            raise RuntimeError("the scoring is not wanted any more")
+        return self.copies[layer.name]
+
+    def finish(self) -> None:
         """Wait for this process' share; raise what went wrong with it."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        self._check_process()
+        self.join()
+        if self.error is not None:
+            raise self.error
+        self.check_process()
 
-    def _check_process(self) -> None:
-        """Refuse a fork, in which the thread does not run."""
-        if os.getpid() != self._process and not self._is_done:
+    def check_process(self) -> None:
+        if os.getpid() != self.process and not self.is_done:  # in a fork the thread does not run
             raise RuntimeError(
                 "a scoring was under way when the process was forked: continue in the process that started it"
             )
-
-    def _run(self, scoring: SharedScoring, is_set: Event) -> None:
-        torch.get_num_threads()
-        torch.set_num_threads(1)
-        is_set.set()
-        try:
-            scoring.solve_copies(self._load, mine=True, double=self._double)
-            self._is_done = True
-        except Exception as err:
-            self._error = err
-
-    def _load(self, layer: Layer) -> Tensor:
-        """Return the copy of a weight while the outcome is wanted; at its end the process waits for threads."""
-        if self._is_unwanted or not main_thread().is_alive():
-            raise _UnwantedError
-        return self._copies[layer.name]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -30,6 +29,7 @@ _SCATTER = 2654435761  # a prime: its multiples lie all over a weight, whatever 
 _MEMORY = 0.8  # weight of an earlier scoring against the next when costs are predicted
 _STATE = "the state's budget"
 clock = time.perf_counter
+Samples = dict[str, list[Tensor]]  # by layer
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ class Spending:
 
     @property
     def oldest(self) -> int:
-        """Largest age."""
         return max(self.ages.values(), default=0)
 
 
@@ -77,45 +76,37 @@ class Books:
     refreshed_at: dict[str, int] = field(default_factory=dict)
 
     def predict(self, cost: float) -> float:
-        """Return the seconds that a solve of this cost takes."""
         return cost * self.solving / self.solved if self.solved else 0.0
 
 
 class Budgeted(Inline):
     """Refreshes as many layers as a share of the time, ``budget``, pays for; the others keep their rows."""
 
-    def __init__(self, budget: float) -> None:
+    def __init__(
+        self, budget: float, books: Books | None = None, samples: Samples | None = None, started: float | None = None
+    ) -> None:
         super().__init__()
-        self.budget = budget
-        self._started = clock()
-        self._books = self._next_books = Books()  # the next ones replace them once the call counts
-        self._samples: dict[str, list[Tensor]] = {}
-        self._new_samples: dict[str, list[Tensor]] = {}
+        self.budget, self._books, self._samples = budget, books or Books(), samples or {}
+        self._started = clock() if started is None else started
 
-    def rows_at(self, scoring: SharedScoring, *, is_due: bool) -> list[LayerRow] | None:
-        """Refresh the layers that there is credit for, by the clock of rank 0."""
-        self._next_books, self._new_samples = self._books, {}
-        if is_due and scoring.call >= self._books.ask_at:
-            ranks = find_ranks(scoring.share)
-            answer = partial(self.answer, scoring.call, is_alone=ranks.size == 1)
-            has_credit, ask_at = ranks.exchange(f"{scoring.name}, budget", answer)[0]
-            self._next_books = replace(self._books, ask_at=ask_at)
-            if has_credit:
-                return self._refresh(scoring, self._choose)
-            self._next_books.last_call, self._next_books.last_elapsed = scoring.call, self.elapsed()
-        scoring.check()
-        return None
+    def acts_at(self, call: int, *, is_due: bool) -> bool:
+        return is_due and call >= self._books.ask_at
 
-    def rows_now(self, scoring: SharedScoring) -> list[LayerRow] | None:
-        """Refresh every layer; the time counts as spent."""
-        self._next_books, self._new_samples = replace(self._books), {}
-        return self._refresh(scoring, None)
-
-    def commit(self) -> None:
-        """Make the accounts of the call count."""
-        self._books = self._next_books
-        kept = self._samples | self._new_samples
-        self._samples = {name: each for name, each in kept.items() if name in self._books.refreshed_at}
+    def rows_at(
+        self, scoring: SharedScoring, *, is_due: bool, now: bool = False
+    ) -> tuple[Sequence[LayerRow] | None, Inline]:
+        """Refresh the layers that there is credit for, by the clock of rank 0; with ``now``, every layer."""
+        following = Budgeted(self.budget, replace(self._books), self._samples, self._started)
+        if now:
+            return following._refresh(scoring, None), following
+        ranks = find_ranks(scoring.share)
+        with ranks.exchange(f"{scoring.name}, budget") as answers:
+            answers.append(self.answer(scoring.call, is_alone=ranks.size == 1))
+        has_credit, following._books.ask_at = answers[0]
+        if has_credit:
+            return following._refresh(scoring, following._choose), following
+        following._books.last_call, following._books.last_elapsed = scoring.call, self.elapsed()
+        return None, following
 
     def answer(self, call: int, *, is_alone: bool) -> tuple[bool, int]:
         """Return whether there is credit for the layer that comes next, and at which call to ask again.
@@ -136,11 +127,9 @@ class Budgeted(Inline):
         return self._books.elapsed + clock() - self._started
 
     def credit(self) -> float:
-        """Return the seconds that scoring may take now; negative if it has taken too many."""
         return self.budget * self.elapsed() - self._books.spent
 
     def spending(self, call: int) -> Spending:
-        """Return the time spent on scoring, and the ages of the scores at a call of ``step``."""
         ages = {name: call - at for name, at in self._books.refreshed_at.items()}
         return Spending(self._books.spent, self.elapsed(), self._books.num_refreshed, ages)
 
@@ -149,7 +138,6 @@ class Budgeted(Inline):
         return asdict(replace(self._books, elapsed=self.elapsed()))
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Continue with saved accounts."""
         self._books = Books() if state is None else from_plain(Books, check_finite(state, _STATE), _STATE)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,35 +147,38 @@ class Budgeted(Inline):
         self.__dict__.update(state, _started=clock())  # the clock of another process starts elsewhere
 
     def _refresh(self, scoring: SharedScoring, choose: Choose | None) -> list[LayerRow] | None:
-        """Score the layers that are chosen, and keep the accounts of it."""
         if scoring.placed not in ("cpu", "meta"):
             torch.accelerator.synchronize()  # work that is queued on the device is no scoring
-        start, rows, books = clock(), None, self._next_books
+        start, rows, books = clock(), None, self._books
+        samples: Samples = {}
         scoring.plan(choose)
         planned = clock()
         if choose is None or scoring.layers or not scoring.earlier:
             rows = scoring.rows()
             chooses = scoring.ranks.rank == 0  # and keeps samples for it
-            self._new_samples = {layer.name: sample(layer) if chooses else [] for layer in scoring.layers}
-        end, overhead, refreshed = clock(), planned - start, self._new_samples
+            samples = {layer.name: sample(layer) if chooses else [] for layer in scoring.layers}
+        end, overhead = clock(), planned - start
         books.spent += end - start
         books.overhead = _MEMORY * books.overhead + (1 - _MEMORY) * overhead if books.overhead else overhead
-        if refreshed:
+        if samples:
             books.solving = _MEMORY * books.solving + end - planned
-            books.solved = _MEMORY * books.solved + sum(scoring.costs[name] for name in refreshed)
-        books.num_refreshed += len(refreshed)
-        refreshed_at = books.refreshed_at | dict.fromkeys(refreshed, scoring.call)
+            books.solved = _MEMORY * books.solved + sum(scoring.costs[name] for name in samples)
+        books.num_refreshed += len(samples)
+        refreshed_at = books.refreshed_at | dict.fromkeys(samples, scoring.call)
         books.refreshed_at = {name: at for name, at in refreshed_at.items() if name in scoring.costs}
         books.last_call, books.last_elapsed = scoring.call, self.elapsed()
+        kept = self._samples | samples
+        self._samples = {name: each for name, each in kept.items() if name in books.refreshed_at}
         return rows
 
     def _choose(self, layers: Sequence[Layer], costs: Mapping[str, int]) -> list[str]:
         """Return the layers to refresh: those that were never scored, and as many others as there is credit for."""
-        books = self._next_books
+        books = self._books
         chosen = [name for name in costs if name not in books.refreshed_at]
         left = self.credit() - books.overhead - books.predict(sum(costs[name] for name in chosen))
+        in_turn = self._in_turn([layer for layer in layers if layer.name in books.refreshed_at])
         books.awaited, books.awaited_cost = "", min(costs.values(), default=0)
-        for name in self._in_turn([layer for layer in layers if layer.name in books.refreshed_at]):
+        for name in in_turn:
             left -= books.predict(costs[name])
             if left < 0:
                 books.awaited, books.awaited_cost = name, costs[name]
@@ -195,7 +186,7 @@ class Budgeted(Inline):
             chosen.append(name)
         return chosen
 
-    def _in_turn(self, layers: Sequence[Layer]) -> Iterable[str]:
+    def _in_turn(self, layers: Sequence[Layer]) -> list[str]:
         """Return all layers: the one that is waited for, then in turn the most changed and the longest unrefreshed."""
         books = self._books
         changes = {layer.name: change(sample(layer), self._samples.get(layer.name)) for layer in layers}
@@ -203,7 +194,7 @@ class Budgeted(Inline):
         by_age = sorted(changes, key=lambda name: (books.refreshed_at[name], -changes[name]))
         both = (by_age, by_change) if books.num_refreshed % 2 else (by_change, by_age)
         awaited = [name for name in changes if name == books.awaited]
-        return dict.fromkeys([*awaited, *chain.from_iterable(zip(*both, strict=True))])
+        return list(dict.fromkeys([*awaited, *chain.from_iterable(zip(*both, strict=True))]))
 
 
 def sample(layer: Layer) -> list[Tensor]:

@@ -1,19 +1,21 @@
 """Which rows take effect at a call of ``step``: the question that `Inline`, `Background` and `Budgeted` answer.
 
-A scheduler asks with the `SharedScoring` of the call. Nothing takes effect before `commit`, so a call that fails
-changes nothing.
+A scheduler asks with the `SharedScoring` of the call. The answer has a source for the next call beside the rows, which
+the scheduler keeps if the call succeeds: so a call that fails changes nothing.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import distributed
 from torch.distributed import ProcessGroup
 
 from tempbalance.errors import check_count, check_flag, check_fraction, warn
-from tempbalance.execution.distributed import SharedScoring, check_share
+from tempbalance.execution.distributed import SharedScoring
 from tempbalance.ranking.table import LayerRow
 
 _MUCH = 0.2  # share of the time above which scoring is worth a warning
@@ -43,7 +45,12 @@ class Execution:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        check_share(self.share)
+        is_group = distributed.is_available() and isinstance(self.share, distributed.ProcessGroup)
+        is_other = distributed.is_available() and self.share is distributed.GroupMember.NON_GROUP_MEMBER
+        if is_other or (is_group and distributed.get_rank(self.share) < 0):
+            raise ValueError("share must be a process group that this process is in")
+        if not is_group and not isinstance(self.share, bool):
+            raise TypeError(f"share must be True, False or a process group, got {self.share!r}")
         check_flag("background", self.background)
         check_count("lag", self.lag, least=1)
         if self.lag != 1 and not self.background:
@@ -71,39 +78,31 @@ class Inline:
         self._since: float | None = None  # the end of the first scoring
         self._spent, self._has_warned = 0.0, False
 
-    def rows_at(self, scoring: SharedScoring, *, is_due: bool) -> list[LayerRow] | None:
-        """Return the rows, without scales, that take effect at a call of ``step``; None if no new ones do."""
-        if not is_due:
-            scoring.check()
-            return None
+    def acts_at(self, call: int, *, is_due: bool) -> bool:
+        """Whether there is anything to ask at a call."""
+        return is_due
+
+    def rows_at(
+        self, scoring: SharedScoring, *, is_due: bool, now: bool = False
+    ) -> tuple[Sequence[LayerRow] | None, Inline]:
+        """Return the rows, without scales, that take effect at a call of ``step``, or None, and the next source.
+
+        With ``now`` all layers are scored, whatever is due.
+        """
         start = time.perf_counter()
         scoring.plan()
         rows = scoring.rows()
         self._watch(start, time.perf_counter())
-        return rows
-
-    def rows_now(self, scoring: SharedScoring) -> list[LayerRow] | None:
-        """Score all layers, whatever is due."""
-        return Inline.rows_at(self, scoring, is_due=True)
-
-    def commit(self) -> None:
-        """Make the last answer count."""
-
-    def cancel(self) -> None:
-        """Give up the last answer."""
+        return rows, self
 
     def wait(self) -> None:
-        """Wait for a scoring in the background."""
-
-    def close(self) -> None:
-        """Give up a scoring in the background."""
+        pass
 
     def state(self) -> dict[str, Any] | None:
-        """Return plain values from which `load` continues."""
         return None
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Continue from a state."""
+        pass
 
     def _watch(self, start: float, end: float) -> None:
         if self._since is None:

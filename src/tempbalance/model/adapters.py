@@ -21,7 +21,6 @@ _ADDED = ("lora_", "hada_", "lokr_")  # the adapters of peft whose `get_delta_we
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Whether a module adapts a base weight, by active adapters or not."""
     return bool(_tuner_names(module) or _has_pair(module)) and base_of(module) is not None
 
 
@@ -35,13 +34,11 @@ def base_of(module: nn.Module) -> nn.Module | None:
 
 
 def is_quantized(base: nn.Module) -> bool:
-    """Whether a module stores its weight as integers, or in a form that it dequantises."""
     stored = _stored(base)
     return not (stored.is_floating_point() or stored.is_complex()) or _dequantizer(base) is not None
 
 
 def dequantized(base: nn.Module) -> Tensor:
-    """Return the weight of a module, dequantised if the module or its weight has a method for it."""
     method = _dequantizer(base)
     weight: Tensor = _stored(base) if method is None else method()
     return weight
@@ -95,7 +92,6 @@ def merged_weight(module: nn.Module, base: Tensor) -> Tensor:
 
 
 def is_conv1d(module: object) -> bool:
-    """Whether a module is the ``Conv1D`` of GPT-2, a Linear with its weight transposed."""
     return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__)
 
 
@@ -116,7 +112,6 @@ def _is_transposed(module: nn.Module) -> bool:
 
 
 def _deltas(module: nn.Module, base: Tensor) -> Iterator[tuple[str | None, Tensor]]:
-    """Yield each active adapter with its scaled product."""
     names = _tuner_names(module)
     if names and (not names[0].startswith("lora_") or "lora_E" in names):
         compute: Any = module.get_delta_weight  # LoHa, LoKr and AdaLoRA
@@ -141,7 +136,6 @@ def _product(down: Tensor, up: Tensor, shape: torch.Size, is_transposed: bool) -
 
 
 def _pairs(module: nn.Module) -> Iterator[tuple[str | None, Tensor, Tensor]]:
-    """Yield each active adapter with its pair of factors."""
     for names in _PAIRS:
         down, up = (getattr(module, name, None) for name in names)
         if isinstance(down, nn.ModuleDict | nn.ParameterDict) and isinstance(up, nn.ModuleDict | nn.ParameterDict):

@@ -136,12 +136,10 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
 
 def is_bias(key: str) -> bool:
-    """Whether the parameter's name marks it as a bias."""
     return bool(_BIAS.search(key))
 
 
 def is_embedding_name(key: str) -> bool:
-    """Whether the parameter's name marks it as an embedding of tokens or positions."""
     return bool(_EMBEDDING.search(key))
 
 

@@ -50,7 +50,6 @@ class Sharded:
         return self.collect()
 
     def stand_in(self) -> Tensor:
-        """Return a tensor of the whole shape that takes no memory."""
         return torch.zeros((), dtype=self.parameter.dtype, device=self.parameter.device).expand(self.shape)
 
 
@@ -94,7 +93,6 @@ def replaced(sharded: Sequence[Sharded], make: Callable[[Sharded], Tensor]) -> I
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor."""
     return _is_instance(tensor, "torch.distributed.tensor", "DTensor")
 
 

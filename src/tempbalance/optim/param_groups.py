@@ -110,8 +110,7 @@ def split_param_groups(
     _check_optimizer(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS allows one param group only, so it cannot be split by layer")
-    groups = optimizer.param_groups
-    every = flatten(schedulers)
+    groups, every = optimizer.param_groups, flatten(schedulers)
     for scheduler in every:
         if type(scheduler).__module__ not in _OF_TORCH:
             raise TypeError(f"{type(scheduler).__name__} is not a torch scheduler: build it after the split")
@@ -134,11 +133,10 @@ def check_belonging(
     _check_optimizer(optimizer)
     owner = owners(find_layers(model))
     _check_sharded_first(optimizer, model)
-    held = {each for group in optimizer.param_groups for each in group["params"]}
+    held = held_by(optimizer)
     if held.isdisjoint(model.parameters()):
         raise ValueError("the optimizer holds none of the model's parameters")
-    labels = {group[LABEL] for group in optimizer.param_groups if LABEL in group}
-    if not labels and not held.isdisjoint(owner):
+    if not any(LABEL in group for group in optimizer.param_groups) and not held.isdisjoint(owner):
         raise ValueError(
             "no param group is labelled with its layer: build the optimizer from tempbalance.param_groups(model), "
             "or call tempbalance.split_param_groups(optimizer, model) first"
@@ -148,7 +146,7 @@ def check_belonging(
         if LABEL in group and found and found != {group[LABEL]}:
             raise ValueError(
                 f"the param group labelled {group[LABEL]!r} holds parameters of layers {found} of this model: call "
-                "param_groups or split_param_groups with the model that is given to TempBalance"
+                "param_groups with the model that is given to TempBalance"
             )
     if schedule is None:
         return
@@ -160,20 +158,20 @@ def check_belonging(
 
 
 def check_same_parameters(layers: Sequence[Layer], optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that still trains the parameters of a module that was replaced in the model.
-
-    Its group then holds parameters that no layer has any more, and its layer has parameters that no group holds.
-    """
+    """Refuse an optimizer that still trains the parameters of a module that was replaced in the model."""
     of_layers = {layer.name: {*layer.parameters, *layer.followers} for layer in layers}
-    present = {each for parameters in of_layers.values() for each in parameters}
-    trained = {each for group in optimizer.param_groups for each in group["params"]}
+    present, trained = set().union(*of_layers.values()), held_by(optimizer)
     for group in optimizer.param_groups:
         own = of_layers.get(group.get(LABEL, ""), set())
         if not present.issuperset(group["params"]) and not own <= trained:
             raise RuntimeError(
-                f"layer {group[LABEL]!r}: its module was replaced after the optimizer was built, so its new weights "
-                "are not trained. Replace modules before you call tempbalance.param_groups(model)"
+                f"layer {group[LABEL]!r}: its module was replaced after the optimizer was built, which does not train "
+                "the new weights: replace modules before you call tempbalance.param_groups(model)"
             )
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> set[nn.Parameter]:
+    return {each for group in optimizer.param_groups for each in group["params"]}
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -183,8 +181,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 def _check_sharded_first(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Check that the optimizer was built after the model was sharded, so that it holds the sharded parameters."""
-    sharded = {each.parameter for each in find_sharded(model)}
-    held = {each for group in optimizer.param_groups for each in group["params"]}
+    sharded, held = {each.parameter for each in find_sharded(model)}, held_by(optimizer)
     if sharded and held.isdisjoint(sharded) and not held.issubset(model.parameters()):
         raise ValueError(
             "the optimizer holds none of the model's sharded parameters: shard the model first (fully_shard, "
@@ -198,11 +195,10 @@ def copy_value(value: Any) -> Any:
 
 
 def _split_all(groups: Sequence[Group], layers: Sequence[Layer], min_eigenvalues: int) -> list[list[Group]]:
-    """Return the groups that each group is split into."""
     check_count("min_eigenvalues", min_eigenvalues, least=0)
     owner = owners(layers)
-    as_lists = ([each["params"]] if isinstance(each["params"], Tensor) else list(each["params"]) for each in groups)
-    listed = [{**group, "params": params} for group, params in zip(groups, as_lists, strict=True)]
+    given = [each["params"] for each in groups]
+    listed = [{**x, "params": [y] if isinstance(y, Tensor) else list(y)} for x, y in zip(groups, given, strict=True)]
     held = {owner.get(_tensor_of(param)) for group in listed for param in group["params"]} - {None}
     small = {layer.name for layer in layers if _longest_side(layer) < min_eigenvalues} if min_eigenvalues else set()
     # without any label, the optimizer would look to TempBalance as if it had not been split
@@ -221,41 +217,34 @@ def _longest_side(layer: Layer) -> float:
 
 
 def _tensor_of(param: Any) -> Any:
-    """Return the tensor of a parameter or of a pair of its name and itself."""
     return param[1] if isinstance(param, tuple) else param
 
 
 def _split(group: Group, owner: Mapping[nn.Parameter, str], small: Collection[str]) -> list[Group]:
     """Split one group: its layers in the order of its parameters, then the other parameters and small layers."""
-    params = group["params"]
-    lists = [key for key in ("params", "param_names") if key in group]
     merged = () if LABEL in group else small
     members: dict[str | None, list[int]] = {}
-    for index, param in enumerate(params):
+    for index, param in enumerate(group["params"]):
         label = owner.get(_tensor_of(param))
         members.setdefault(None if label in merged else label, []).append(index)
     if None in members or not members:
         members[None] = members.pop(None, [])
     if LABEL in group and list(members) != [group[LABEL]]:
-        raise ValueError(
-            f"the key {LABEL!r} of a param group must name its one layer, got {group[LABEL]!r} for a group with "
-            f"parameters of layers {list(members)}"
-        )
+        found = f"got {group[LABEL]!r} for a group with parameters of layers {list(members)}"
+        raise ValueError(f"the key {LABEL!r} of a param group must name its one layer, {found}")
     parts = []
     for label, indices in members.items():
         part = {key: copy_value(value) for key, value in group.items()}
-        part |= {key: [group[key][index] for index in indices] for key in lists}
+        part |= {key: [group[key][i] for i in indices] for key in ("params", "param_names") if key in group}
         parts.append(part if label is None else part | {LABEL: label})
     return parts
 
 
 def flatten(schedulers: Iterable[Any]) -> list[Any]:
-    """Return schedulers and the schedulers inside them."""
     return [each for one in schedulers if one is not None for each in [one, *flatten(getattr(one, "_schedulers", ()))]]
 
 
 def _check_lists(scheduler: Any, optimizer: torch.optim.Optimizer, keys: Sequence[str]) -> None:
-    """Refuse a scheduler of another optimizer, or with lists that do not have one value for each group."""
     kind, num_groups = type(scheduler).__name__, len(optimizer.param_groups)
     if scheduler.optimizer is not optimizer:
         raise ValueError(f"schedule {kind} belongs to another optimizer")

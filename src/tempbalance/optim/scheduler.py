@@ -21,15 +21,17 @@ from tempbalance.execution.distributed import SharedScoring, find_ranks
 from tempbalance.execution.inline import Execution, Inline
 from tempbalance.model.layers import Layer, find_layers
 from tempbalance.model.sharded import unwrap
-from tempbalance.optim.param_groups import check_belonging, check_same_parameters
-from tempbalance.optim.rates import BaseValues, Rate, check_target, put_back, was_changed
-from tempbalance.optim.state import Options, Scored, check_state, labels_of, make_state, mark_of
+from tempbalance.optim.param_groups import check_belonging, check_same_parameters, flatten, held_by
+from tempbalance.optim.rates import Balanced, Rate, check_target, put_back, was_changed
+from tempbalance.optim.state import Options, Scored, check_state, labels_of, make_state
 from tempbalance.ranking.assign import Assignment, ScaleRange
 from tempbalance.ranking.compare import Blending, Comparison, Scales, check_group_by, scales_of, unit_of
 from tempbalance.ranking.scoring import hints
 from tempbalance.ranking.table import LayerRow, LayerTable
 from tempbalance.spectral.score import ScoreFunction, ScoreName
 from tempbalance.spectral.tail import TailFunction, TailName
+
+_NONE: Mapping[str, float] = {}
 
 
 class TempBalance(LRScheduler):
@@ -118,29 +120,28 @@ class TempBalance(LRScheduler):
         if isinstance(schedule, TempBalance):
             raise TypeError("schedule must be a scheduler of torch, got TempBalance")
         self.model = unwrap(model, keep=["FullyShardedDataParallel"])  # the wrapper alone knows its pieces
-        self.schedule = schedule
+        self.optimizer, self.schedule = optimizer, schedule
         self.last_scores: dict[str, float] = {}
         self.last_scales: Mapping[str, float] = {}
-        self.optimizer = optimizer
         self._schedule_steps = 1  # in a call of `step`; accelerate takes as many as there are processes
         self._scales: Scales = {}  # by target; those of the learning rate are last_scales
         self._blending = Blending()
-        self._rows: list[LayerRow] = []
+        self._rows: Sequence[LayerRow] = ()
         self._calls, self._num_set, self._is_retired = -1, 0, False
         self._warned: set[str] = set()
-        self._source = _source(self.options.execution)
-        scoring = self._scoring("TempBalance()", 0, partial(self._check_belonging, model))
-        rows = self._source.rows_at(scoring, is_due=self.options.is_due(0))  # before anything is written
-        try:
-            rows = self._scaled(rows)
-            self._is_doubtful = _take_over(optimizer, self)
-        except BaseException:
-            self._source.cancel()
-            raise
+        self._source, is_due = _source(self.options.execution), self.options.is_due(0)
+        rows, source, check = None, self._source, partial(self._check_belonging, model)
+        if source.acts_at(0, is_due=is_due):
+            rows, source = source.rows_at(self._scoring("TempBalance()", 0, check), is_due=is_due)
+        else:
+            check()
+        rows = self._scaled(rows)
+        self._is_doubtful = _take_over(optimizer, self)  # nothing was written before
         self._labels = labels_of(optimizer)
-        self._bases = BaseValues(optimizer, list(self.options.scaling.targets))
-        self._schedule_mark = mark_of(schedule)
-        self._take_effect(rows, 0)
+        targets = dict.fromkeys(("lr", *self.options.scaling.targets))
+        self._balanced = {target: Balanced(optimizer, target) for target in targets}
+        self._schedule_mark = self._mark()
+        self._take_effect(rows, source, 0)
         self._warn_of_hints()
         super().__init__(optimizer)
 
@@ -151,7 +152,6 @@ class TempBalance(LRScheduler):
         self._write_rates()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over the optimizer that was copied or unpickled with it."""
         self.__dict__.update(state)
         if not self._is_retired:
             self.optimizer._tempbalance = weakref.ref(self)  # type: ignore[attr-defined]
@@ -164,9 +164,7 @@ class TempBalance(LRScheduler):
     @last_epoch.setter
     def last_epoch(self, value: int) -> None:
         if value < self._calls:  # SequentialLR sets the schedulers that it is given back by one
-            raise RuntimeError(
-                "TempBalance must be outermost: give the chain or sequence of schedulers to it as `schedule`"
-            )
+            raise RuntimeError("TempBalance must be outermost: give the other schedulers to it as `schedule`")
         self._calls = value
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -180,25 +178,26 @@ class TempBalance(LRScheduler):
             TempBalanceError: If a weight has become NaN or infinite; nothing has changed then.
         """
         call = self._calls + 1
-        scoring = self._scoring(f"step() {call}", call, partial(self._check_step, args, kwargs))
-        rows = self._source.rows_at(scoring, is_due=self.options.is_due(call))
-        try:
-            rows = self._scaled(rows)
-            self._refresh_bases()
-            if self.schedule is not None:
-                self._step_schedule(self.schedule, args, kwargs)
-        except BaseException:
-            self._source.cancel()
-            raise
-        self._take_effect(rows, call)
+        is_due = self.options.is_due(call)
+        rows, source, is_checked = None, self._source, False
+        if source.acts_at(call, is_due=is_due):
+            scoring = self._scoring(f"step() {call}", call, partial(self._check_step, args, kwargs))
+            rows, source = source.rows_at(scoring, is_due=is_due)
+            rows, is_checked = self._scaled(rows), scoring.is_planned
+        if not is_checked:
+            self._check_step(args, kwargs)
+        self._refresh_bases()
+        if self.schedule is not None:
+            self._step_schedule(self.schedule, args, kwargs)
+        self._take_effect(rows, source, call)
         self._calls = call
         self._step_count += 1
         self._write_rates()
 
     def get_lr(self) -> list[Rate]:
         """Return the schedule's learning rate times the scale of each group's layer."""
-        self._bases.refresh()
-        return self._bases.scaled(self._scales)
+        self._balanced["lr"].refresh()
+        return self._balanced["lr"].scaled(self.last_scales)
 
     def rescore(self) -> None:
         """Score the layers now, whatever ``interval``, ``start`` and ``stop`` say, and write the learning rates.
@@ -207,9 +206,10 @@ class TempBalance(LRScheduler):
             TempBalanceError: If a weight has no spectrum; nothing has changed then.
         """
         scoring = self._scoring(f"rescore() after {self._calls} steps", self._calls, self._check_active)
-        rows = self._scaled(self._source.rows_now(scoring))
+        rows, source = self._source.rows_at(scoring, is_due=True, now=True)
+        rows = self._scaled(rows)
         self._refresh_bases()
-        self._take_effect(rows, self._calls)
+        self._take_effect(rows, source, self._calls)
         self._write_rates()
 
     def wait(self) -> None:
@@ -229,22 +229,20 @@ class TempBalance(LRScheduler):
 
     def table(self) -> LayerTable:
         """Return the rows of the last scoring, with the present scales, or the reason why a layer is skipped."""
-        labels = labels_of(self.optimizer)
+        labels, held = labels_of(self.optimizer), held_by(self.optimizer)
         foreign = [row.name for row in self._rows if row.score is not None and row.name not in labels]
         layers = {layer.name: layer for layer in find_layers(self.model)} if foreign or not self._rows else {}
         if not self._rows:
             return LayerTable([LayerRow(each.name, each.shape, reason="not scored yet") for each in layers.values()])
-        held = {each for group in self.optimizer.param_groups for each in group["params"]}
         rows = []
         for row in self._rows:
-            scale = self.last_scales.get(row.name, 1.0)
             scales = {target: self._scales[target][row.name] for target in row.scales}
-            reason = row.reason
+            now = replace(row, scale=self.last_scales.get(row.name, 1.0), scales=scales)
             if row.name in foreign and row.name in layers:
-                scale, scales, reason = 1.0, {}, "trained by another optimizer"
-                if not held.isdisjoint(layers[row.name].parameters):
-                    reason = "shares a param group with other layers: give param_groups a smaller min_eigenvalues"
-            rows.append(replace(row, scale=scale, scales=scales, reason=reason))
+                shares = "shares a param group with other layers: give param_groups a smaller min_eigenvalues"
+                is_other = held.isdisjoint(layers[row.name].parameters)
+                now = replace(row, scale=1.0, scales={}, reason="trained by another optimizer" if is_other else shares)
+            rows.append(now)
         return LayerTable(rows)
 
     def spending(self) -> Spending | None:
@@ -264,11 +262,10 @@ class TempBalance(LRScheduler):
         Raises:
             RuntimeError: If weights are sharded and a scoring is under way: call `wait` on every process first.
         """
-        self._bases.refresh()
+        for each in self._balanced.values():
+            each.refresh()
         scored = Scored(tuple(self._rows), self.last_scores, self._blending, self._source.state())
-        values = {"last_epoch": self.last_epoch, "step_count": self._step_count, "options": self.options.to_state()}
-        values |= {"bases": self._bases.values, "base_lrs": self.base_lrs, "scored": scored.to_text()}
-        return make_state(values, self.optimizer, self.schedule)
+        return self._state() | {"scored": scored.to_text()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state, and write its learning rates.
@@ -285,7 +282,7 @@ class TempBalance(LRScheduler):
         """
         self._check_in_charge()
         state = copy.deepcopy(state_dict)
-        scored = check_state(state, self.optimizer, self.schedule)
+        scored = check_state(state, self._state(), self.optimizer)
         options = self.options.from_state(state["options"])
         source = _source(options.execution)
         source.load(scored.source)
@@ -298,45 +295,48 @@ class TempBalance(LRScheduler):
             except Exception as err:  # torch's schedulers check after they have changed
                 self.schedule.load_state_dict(before)
                 raise ValueError(f"the state's schedule does not load: {err}") from err
-            self._schedule_mark = mark_of(self.schedule)
+            self._schedule_mark = self._mark()
         put_back(self.optimizer)  # targets that the state may not balance
-        self._source.close()
         self.options, self._source = options, source
         self._calls, self._step_count, self.base_lrs = state["last_epoch"], state["step_count"], state["base_lrs"]
-        self._bases.load(state["bases"])
-        self._rows, self.last_scores, self._blending = list(scored.rows), dict(scored.scores), scored.blending
+        self._balanced = {target: Balanced(self.optimizer, target, each) for target, each in state["bases"].items()}
+        self._rows, self.last_scores, self._blending = scored.rows, dict(scored.scores), scored.blending
         for group, driven in zip(self.optimizer.param_groups, state["driven"], strict=True):
             group.update({key: tuple(value) if key == "betas" else value for key, value in driven.items()})
         self._is_doubtful = False
         self._write_rates()
 
-    def _scoring(self, name: str, call: int, check: Callable[[], None]) -> SharedScoring:
-        how, placed = self.options.execution, _device(self.optimizer)
-        return SharedScoring(name, call, check, self._find, self.options, how.share, how.device, self._rows, placed)
+    def _state(self) -> dict[str, Any]:
+        values = {"last_epoch": self.last_epoch, "step_count": self._step_count, "options": self.options.to_state()}
+        values |= {"bases": {target: each.bases for target, each in self._balanced.items()}, "base_lrs": self.base_lrs}
+        return make_state(values, self.optimizer, self.schedule)
 
-    def _find(self) -> tuple[list[Layer], dict[str, Any]]:
-        """Return the layers, and the options that must be the same on all processes."""
+    def _scoring(self, name: str, call: int, check: Callable[[], None]) -> SharedScoring:
+        how, placed, find = self.options.execution, _device(self.optimizer), partial(self._find, check)
+        return SharedScoring(name, call, find, self.options, how.share, how.device, self._rows, placed)
+
+    def _find(self, check: Callable[[], None]) -> tuple[list[Layer], dict[str, Any]]:
+        """Check the call; return the layers, and the options that must be the same on all processes."""
+        check()
         layers, state, group_by = find_layers(self.model), self.options.to_state(), self.options.comparison.group_by
         check_same_parameters(layers, self.optimizer)
         if callable(group_by):  # a function's text does not say what it does
             state["groups"] = [unit_of(layer.name, group_by) for layer in layers]
         return layers, state
 
-    def _scaled(self, rows: list[LayerRow] | None) -> list[LayerRow] | None:
+    def _scaled(self, rows: Sequence[LayerRow] | None) -> Sequence[LayerRow] | None:
         return None if rows is None else self.options.scaling.compared(rows, self._rows)
 
-    def _take_effect(self, rows: list[LayerRow] | None, call: int) -> None:
-        """Use new rows from this call on."""
+    def _take_effect(self, rows: Sequence[LayerRow] | None, source: Inline, call: int) -> None:
+        self._source = source
         if rows is not None:
             self._blending = Blending(call, self._scales, scales_of(rows, self.options.scaling.targets))
             self.last_scores = {row.name: row.compared for row in rows if row.compared is not None}
             self._rows = rows
             if len(self.last_scores) < 2:
                 reasons = "; ".join(sorted({row.reason for row in rows if row.reason})) or "the model has no layers"
-                found = "one layer is" if self.last_scores else "no layer is"
-                nothing = "scored, which leaves nothing to balance: all train at the base rate"
-                self._warn_once("layers", f"{found} {nothing} ({reasons})")
-        self._source.commit()
+                found = f"{'one' if self.last_scores else 'no'} layer is scored, which leaves nothing to balance"
+                self._warn_once("layers", f"{found}: all train at the base rate ({reasons})")
 
     def _warn_once(self, subject: str, message: str) -> None:
         if subject not in self._warned:
@@ -344,14 +344,14 @@ class TempBalance(LRScheduler):
             warn(message)
 
     def _warn_of_hints(self) -> None:
-        """Warn of patterns that match no layer, and name options that the layers suggest, on one process."""
         if find_ranks(self.options.execution.share).rank == 0:
             for line in hints(self._rows, find_layers(self.model), self.options):
                 warn(line)
 
     def _step_schedule(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Step the schedule on base values: many continue from the present value, and scales must not compound."""
-        self._bases.unscale()
+        for each in self._balanced.values():
+            each.unscale()
         try:
             for _ in range(self._schedule_steps):
                 schedule.step(*args, **kwargs)
@@ -359,13 +359,19 @@ class TempBalance(LRScheduler):
             self._write_rates()
             raise
         finally:
-            self._schedule_mark = mark_of(schedule)
-        self._bases.read()
+            self._schedule_mark = self._mark()
+        for each in self._balanced.values():
+            each.read()
+
+    def _mark(self) -> list[tuple[Any, ...]]:
+        """Return a value that changes when the schedule, or one inside it, is stepped."""
+        schedules = flatten([self.schedule])
+        return [(getattr(each, "last_epoch", None), getattr(each, "T_cur", None)) for each in schedules]
 
     def _refresh_bases(self) -> None:
         """Read base values that something else has set; warn once if it competes with the schedule or with scales."""
-        changed, is_decay = self._bases.refresh().get("lr", ([], True))
-        self._num_set = 0 if is_decay else self._num_set + 1  # calls in a row before which rates were set
+        changed, is_decay = {target: each.refresh() for target, each in self._balanced.items()}["lr"]
+        self._num_set = self._num_set + 1 if changed and not is_decay else 0  # calls in a row before which it was so
         names = [self._labels[index] for index in changed if index < len(self._labels)]
         if self.schedule is not None and changed:
             found = f"something else set the learning rates of groups {names}, which the schedule may overwrite"
@@ -376,12 +382,14 @@ class TempBalance(LRScheduler):
 
     def _write_rates(self) -> None:
         self._scales = self._blending.at(self._calls, steps=self.options.comparison.blend)
-        self.last_scales = self._scales.get("lr", {})
-        self._last_lr = self._bases.write(self._scales)
+        self.last_scales = self._scales.get("lr", _NONE)
+        for target, each in self._balanced.items():
+            written = each.write(self._scales.get(target, _NONE))
+            if target == "lr":
+                self._last_lr = written
 
     def _retire(self) -> None:
-        self._is_retired = True
-        self._source.close()
+        self._is_retired, self._source = True, Inline()  # a scoring under way is given up
 
     def _check_belonging(self, model: nn.Module) -> None:
         check_belonging(self.optimizer, model, self.schedule)
@@ -393,9 +401,8 @@ class TempBalance(LRScheduler):
         self._check_in_charge()
         if self._is_doubtful:
             raise RuntimeError(
-                "the learning rates were scaled by an earlier TempBalance and then changed, so the base rates are not "
-                "known: load this scheduler's state_dict, or restore() the earlier one before you change rates. If you "
-                "have set the base rates yourself, build TempBalance once more"
+                "an earlier TempBalance scaled the learning rates, which then changed: load the state_dict of this, "
+                "restore() the earlier one before you change rates, or set base rates and build TempBalance once more"
             )
 
     def _check_in_charge(self) -> None:
@@ -403,10 +410,8 @@ class TempBalance(LRScheduler):
             raise RuntimeError("restored, or replaced by another TempBalance on this optimizer: use that one")
         labels = labels_of(self.optimizer)[: len(self._labels)]
         if labels != self._labels:
-            raise RuntimeError(
-                f"the param groups' labels have changed from {self._labels} to {labels}: the optimizer's state was "
-                "loaded from one without them, or its groups were replaced"
-            )
+            found = f"the param groups' labels have changed from {self._labels} to {labels}"
+            raise RuntimeError(f"{found}: a state without them was loaded, or groups were replaced")
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._check_active()
@@ -414,11 +419,9 @@ class TempBalance(LRScheduler):
             raise TypeError("step() needs the metric that ReduceLROnPlateau watches: scheduler.step(metrics)")
         if self.schedule is None and (args or kwargs):
             raise TypeError(f"step() takes no arguments without a schedule, got {(*args, *kwargs)}")
-        if mark_of(self.schedule) != self._schedule_mark:
-            raise RuntimeError(
-                "something else stepped the schedule: TempBalance steps it, and nothing else may; "
-                "to continue all the same, call restore() and build TempBalance again"
-            )
+        if self._mark() != self._schedule_mark:
+            advice = "only TempBalance may; to continue all the same, call restore() and build it again"
+            raise RuntimeError(f"something else stepped the schedule: {advice}")
         if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", False):
             warn("scheduler.step() was called before optimizer.step(): call it after")
         if "accelerate.scheduler" in sys.modules and find_ranks(self.options.execution.share).size > 1:
@@ -432,30 +435,26 @@ class TempBalance(LRScheduler):
 def _source(execution: Execution) -> Inline:
     if execution.background:
         return Background(execution.lag)
-    if execution.budget is not None:
-        return Budgeted(execution.budget)
-    return Inline()
+    return Inline() if execution.budget is None else Budgeted(execution.budget)
 
 
 def _device(optimizer: Optimizer) -> str:
-    """Return the type of the device that the first parameter is on."""
     groups = getattr(optimizer, "param_groups", ())  # an optimizer of the wrong type is refused later
     return next((each.device.type for group in groups for each in group["params"]), "cpu")
 
 
 def _take_over(optimizer: Optimizer, scheduler: TempBalance) -> bool:
-    """Put back the learning rates that an earlier TempBalance has scaled, and retire it.
+    """Put back the rates that an earlier TempBalance has scaled, and retire it; return whether they were changed since.
 
-    Return whether the rates were changed since, as by a schedule that was built on them. The base rates are then not
-    known until a state is loaded; if the earlier scheduler still exists, that is an error.
+    The base rates are then not known until a state is loaded; if the earlier scheduler still exists, that is an error.
     """
     earlier = getattr(optimizer, "_tempbalance", lambda: None)()
     is_changed = any(map(was_changed, optimizer.param_groups))
     if earlier is not None and not earlier._is_retired:
         if is_changed:
             raise ValueError(
-                "the learning rates have changed since an earlier TempBalance on this optimizer scaled them, so the "
-                "base rates are not known: call restore() on the earlier one before you set rates or build a schedule"
+                "the learning rates have changed since an earlier TempBalance on this optimizer scaled them: call "
+                "restore() on the earlier one before you set rates or build a schedule"
             )
         earlier._retire()
     put_back(optimizer)

@@ -25,8 +25,8 @@ from tempbalance.ranking.table import LayerRow, from_plain
 
 VERSION = 1
 _KEYS = ("last_epoch", "step_count", "options", "groups", "bases", "base_lrs", "driven", "scored", "schedule_types")
-_DRIVEN = ("momentum", "betas")  # values that OneCycleLR and CyclicLR write besides the learning rate
 _OF_MACHINE = ("share", "device")  # options of Execution that say nothing about a run
+_FUNCTION = "<function>"  # saved in place of one
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Options(Scoring):
 
     @cached_property
     def scaling(self) -> Scaling:
-        """Conversion from scores to scales."""
         check_assignment(self.assignment, self.scale_range)
         if self.by_kind is not None and (self.balance or self.comparison.reference or self.comparison.shrink):
             raise ValueError(f"scales by kind of layer need no balance, reference or shrink, got {self.assignment!r}")
@@ -76,38 +75,28 @@ class Options(Scoring):
 
     @property
     def by_kind(self) -> Mapping[str, float] | None:
-        """Scales by kind of layer; None if layers are scored."""
         return self.assignment if isinstance(self.assignment, Mapping) else None
 
     def is_due(self, call: int) -> bool:
-        """Whether layers are scored at a call of ``step``."""
         lag = self.execution.lag if self.execution.background else 0
         is_on = self.start <= call and (self.stop is None or call + lag < self.stop)
         return is_on and (call - self.start) % self.interval == 0
 
     def to_state(self) -> dict[str, Any]:
-        """Return the options that define a run, flat; functions are None and listed under ``functions``."""
-        flat = _flat(self)
-        functions = [name for name, value in flat.items() if callable(value)]
-        return {**flat, **dict.fromkeys(functions), "functions": functions}
+        return {name: _FUNCTION if callable(value) else value for name, value in _flat(self).items()}
 
     def from_state(self, saved: Mapping[str, Any]) -> Options:
         """Return saved options, with these options' functions and settings of the machine."""
         own = _flat(self)
-        names = {*own, "functions"}
-        if not isinstance(saved, Mapping) or saved.keys() != names or not isinstance(saved["functions"], list | tuple):
-            raise ValueError(f"the state's options must be {sorted(names)}, got {saved!r}")
-        values = dict(saved)
-        for name in values.pop("functions"):
-            if not callable(given := own.get(name)):
-                raise ValueError(
-                    f"the state was saved with a function as {name}: build TempBalance with it, got {given!r}"
-                )
-        values |= {name: value for name, value in own.items() if callable(value)}
+        if not isinstance(saved, Mapping) or saved.keys() != own.keys():
+            raise ValueError(f"the state's options must be {sorted(own)}, got {saved!r}")
+        values: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = {"comparison": {}, "execution": {}}
-        for name in [name for name in values if "." in name]:
-            part, _, key = name.partition(".")
-            nested[part][key] = values.pop(name)
+        for name, value in saved.items():
+            if value == _FUNCTION and not callable(own[name]):
+                raise ValueError(f"the state has a function as {name}: build TempBalance with it, got {own[name]!r}")
+            part, _, key = name.rpartition(".")
+            nested.get(part, values)[key] = own[name] if callable(own[name]) else value
         try:
             comparison, execution = (replace(getattr(self, part), **given) for part, given in nested.items())
             return replace(self, **values, comparison=comparison, execution=execution)
@@ -115,13 +104,11 @@ class Options(Scoring):
             raise ValueError(f"the state's options: {err}") from err
 
     def differences(self, other: Options) -> list[str]:
-        """Return the options that differ from others, as ``name=value (given other)``."""
         ours, others = _flat(self), _flat(other)
         return [f"{name}={ours[name]!r} (given {others[name]!r})" for name in ours if ours[name] != others[name]]
 
 
 def _flat(options: Options) -> dict[str, Any]:
-    """Return options by name, those of `Comparison` and `Execution` with their own in front."""
     flat: dict[str, Any] = {}
     for each in fields(options):
         value = getattr(options, each.name)
@@ -134,7 +121,6 @@ def _flat(options: Options) -> dict[str, Any]:
 
 
 def is_state(state: Any) -> bool:
-    """Whether this is a state of TempBalance."""
     return isinstance(state, Mapping) and state.get("version") == VERSION and all(key in state for key in _KEYS)
 
 
@@ -153,44 +139,39 @@ class Scored:
 
 
 def make_state(values: Mapping[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> dict[str, Any]:
-    """Return the state of a scheduler with these values, as plain copies."""
+    # values that OneCycleLR and CyclicLR write besides the learning rate
+    cycles = any(getattr(each, "cycle_momentum", False) for each in flatten([schedule]))
+    keys = [key for key in ("momentum", "betas") if cycles and key in optimizer.defaults]
     state: dict[str, Any] = plain(
         {
             **values,
             "version": VERSION,
             "groups": labels_of(optimizer),
-            "driven": driven_by(schedule, optimizer),
-            "schedule_types": schedule_types(schedule),
+            "driven": [{key: group.get(key) for key in keys} for group in optimizer.param_groups],
+            "schedule_types": [type(each).__name__ for each in flatten([schedule])],
             "schedule": schedule.state_dict() if schedule is not None else None,
         }
     )
     return state
 
 
-def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler | None) -> Scored:
-    """Refuse a state that does not belong to these groups and this kind of schedule, and return its results."""
+def check_state(state: dict[str, Any], present: Mapping[str, Any], optimizer: Optimizer) -> Scored:
+    """Refuse a state that is not like the present one, with other options and numbers, and return its results."""
     if not is_state(state):
         missing = [key for key in _KEYS if key not in state]
         raise ValueError(f"not a state of TempBalance: version {state.get('version')!r}, missing {missing}")
-    for key in ("last_epoch", "step_count"):
-        check_count(f"the state's {key}", state[key], least=0)
-    if state["groups"] != (labels := labels_of(optimizer)):
-        raise ValueError(f"the state has param groups {state['groups']}, the optimizer {labels}")
-    if state["schedule_types"] != (types := schedule_types(schedule)):
-        raise ValueError(f"the state has schedule {state['schedule_types']}, this scheduler {types}")
-    rates = [group["lr"] for group in optimizer.param_groups]
-    _check_like(state["bases"], {"lr": rates}, "bases")
-    driven = driven_by(schedule, optimizer)
-    for name, values in {"base_lrs": state["base_lrs"], "driven": state["driven"], **state["bases"]}.items():
-        _check_like(check_finite(values, f"the state's {name}"), driven if name == "driven" else rates, name)
-        if name != "base_lrs" and len(values) != len(rates):  # which torch does not extend for a group that is added
-            raise ValueError(f"the state has {len(values)} values of {name}, the optimizer {len(rates)} param groups")
+    for key in ("groups", "schedule_types"):
+        if state[key] != present[key]:
+            raise ValueError(f"the state's {key} are {state[key]}, this scheduler's {present[key]}")
+    for key in ("last_epoch", "step_count", "bases", "base_lrs", "driven", "schedule"):
+        _check_like(state.get(key), present[key], key)
     for target in state["bases"]:
         check_target(optimizer, target)
-    if any(saved.keys() != present.keys() for saved, present in zip(state["driven"], driven, strict=True)):
-        raise ValueError(f"the state's driven must have {sorted(driven[0])} of each group, got {state['driven']}")
-    if schedule is not None:
-        _check_like(state.get("schedule"), schedule.state_dict(), "schedule")
+        _check_like(state["bases"][target], [group[target] for group in optimizer.param_groups], f"bases.{target}")
+    for name in ("bases", "base_lrs", "driven"):
+        check_finite(state[name], f"the state's {name}")
+    if any(len(values) != len(state["groups"]) for values in (state["driven"], *state["bases"].values())):
+        raise ValueError(f"the state's bases and driven must have values for all of {state['groups']}")
     try:
         values = json.loads(state["scored"])
     except (TypeError, ValueError) as err:
@@ -203,9 +184,9 @@ def check_state(state: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
 
 def _check_like(saved: Any, present: Any, name: str) -> None:
     """Refuse a value of another kind than the present one, and NaN."""
-    is_number = isinstance(saved, int | float | Tensor) and not isinstance(saved, bool) and bool(saved == saved)
     if type(present) is dict:
-        if not isinstance(saved, Mapping) or {"last_epoch", "lr"} & present.keys() - saved.keys():
+        needed = present.keys() if name == "driven" else present.keys() & {"last_epoch", "lr"}
+        if not isinstance(saved, Mapping) or needed - saved.keys() or (name == "driven" and saved.keys() - needed):
             raise ValueError(f"the state's {name} must have {sorted(map(str, present))}, got {saved!r}")
         for key in present.keys() & saved.keys():
             _check_like(saved[key], present[key], f"{name}.{key}")
@@ -215,35 +196,18 @@ def _check_like(saved: Any, present: Any, name: str) -> None:
             raise ValueError(f"the state's {name} must be a list, got {saved!r}")
         for each, now in zip(saved, present, strict=False):
             _check_like(each, now, name)
-    elif name.endswith((".last_epoch", "._step_count")):
-        check_count(f"the state's {name}", saved, least=-1)
-    elif isinstance(present, bool | str):
-        if type(saved) is not type(present):
-            raise ValueError(f"the state's {name} must be like {present!r}, got {saved!r}")
-    elif isinstance(present, int | float | Tensor) and not is_number:
-        raise ValueError(f"the state's {name} must be a number, got {saved!r}")
+    elif name.endswith(("last_epoch", "step_count")):
+        check_count(f"the state's {name}", saved, least=-1 if "." in name else 0)
+    elif isinstance(present, bool | str) and type(saved) is not type(present):
+        raise ValueError(f"the state's {name} must be like {present!r}, got {saved!r}")
+    elif isinstance(present, int | float | Tensor) and not isinstance(present, bool):
+        is_number = isinstance(saved, int | float | Tensor) and not isinstance(saved, bool)
+        if not is_number or bool(saved != saved):
+            raise ValueError(f"the state's {name} must be a number, got {saved!r}")
 
 
 def labels_of(optimizer: Optimizer) -> list[str | None]:
-    """Return the layer of each group, or None."""
     return [group.get(LABEL) for group in optimizer.param_groups]
-
-
-def schedule_types(schedule: LRScheduler | None) -> list[str]:
-    """Return the type of a schedule and of those inside it."""
-    return [type(each).__name__ for each in flatten([schedule])]
-
-
-def mark_of(schedule: LRScheduler | None) -> list[tuple[Any, ...]]:
-    """Return a value that changes when the schedule, or one inside it, is stepped."""
-    return [(getattr(each, "last_epoch", None), getattr(each, "T_cur", None)) for each in flatten([schedule])]
-
-
-def driven_by(schedule: LRScheduler | None, optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the present values that the schedule writes into each group besides the learning rate."""
-    cycles = any(getattr(each, "cycle_momentum", False) for each in flatten([schedule]))
-    keys = [key for key in _DRIVEN if cycles and key in optimizer.defaults]
-    return [{key: group.get(key) for key in keys} for group in optimizer.param_groups]
 
 
 def plain(value: Any) -> Any:

@@ -28,35 +28,27 @@ def check_assignment(
     assignment: Assignment, scale_range: ScaleRange, *, name: str = "scale_range", turned: bool = False
 ) -> None:
     """Refuse an unknown assignment, and a range that is not 0 < low <= high; ``turned`` lets the low end be larger."""
-    if isinstance(assignment, Mapping):
-        for kind, scale in assignment.items():
-            if kind not in KINDS or not _is_scale(scale):
-                raise ValueError(f"assignment must map {', '.join(KINDS)} to scales above 0, got {kind!r}: {scale!r}")
-    base = parse(assignment)[1]
-    is_pair = isinstance(scale_range, tuple | list) and len(scale_range) == 2
-    is_pair = is_pair and all(map(_is_scale, scale_range))
+    for kind, scale in assignment.items() if isinstance(assignment, Mapping) else ():
+        if kind not in KINDS or not _is_scale(scale):
+            raise ValueError(f"assignment must map {', '.join(KINDS)} to scales above 0, got {kind!r}: {scale!r}")
+    turned = turned and parse(assignment)[1] not in ("sqrt", "log2")
+    is_pair = isinstance(scale_range, tuple | list) and len(scale_range) == 2 and all(map(_is_scale, scale_range))
     if not is_pair or (not turned and scale_range[0] > scale_range[1]):
-        rule = "two numbers above 0" if turned else "a pair with 0 < low <= high"
+        rule = "two numbers above 0" if turned else f"a pair with 0 < low <= high with assignment {assignment!r}"
         raise ValueError(f"{name} must be {rule}, got {scale_range!r}")
-    if scale_range[0] > scale_range[1] and base in ("sqrt", "log2"):
-        raise ValueError(f"{name} must have low <= high with assignment {assignment!r}, got {scale_range!r}")
 
 
 def parse(assignment: Assignment) -> tuple[str, AssignmentName | AssignmentFunction, int]:
     """Return the control (empty, ``shuffled`` or ``mean``), the assignment that it is a control of, and its seed."""
     names = get_args(AssignmentName)
-    if isinstance(assignment, Mapping):
-        return "", "linear", 0
-    if callable(assignment) or assignment in names:
-        return "", assignment, 0  # type: ignore[return-value]
+    if isinstance(assignment, Mapping) or callable(assignment) or assignment in names:
+        return "", "linear" if isinstance(assignment, Mapping) else assignment, 0  # type: ignore[return-value]
     words = str(assignment).split(":")
     control, base, seed = (*words, *("", "linear", "0")[len(words) :])[:3]
     is_seed = seed.isascii() and seed.isdecimal() and len(seed) < 19
     if len(words) > 3 or control not in ("shuffled", "mean") or base not in names or not is_seed:
-        raise ValueError(
-            f"assignment must be one of {', '.join(names)}, a callable, scales by kind of layer, or a control such as "
-            f"'shuffled', 'mean' or 'shuffled:sqrt:7', got {assignment!r}"
-        )
+        known = f"{', '.join(names)}, a callable, scales by kind of layer, or a control such as 'shuffled:sqrt:7'"
+        raise ValueError(f"assignment must be one of {known}, got {assignment!r}")
     return control, base, int(seed)  # type: ignore[return-value]
 
 
@@ -101,7 +93,12 @@ def assign(
         raise ValueError("scales by kind of layer need layers, not scores: give them to TempBalance")
     control, assignment, seed = parse(assignment)
     for name, score in scores.items():
-        _check_score(name, score, assignment)
+        if not math.isfinite(score):
+            raise ScoreError(f"layer {name!r}: a score must be finite, got {score}")
+        limits = (("sqrt", ">= 0", score < 0), ("power", "> 0", score <= 0), ("log2", "> 1", score <= 1))
+        for kind, limit, is_beyond in limits:
+            if assignment == kind and is_beyond:
+                raise ScoreError(f"layer {name!r}: assignment {kind!r} needs scores {limit}, got {score:.6g}")
     if not scores:
         return {}
     if callable(assignment):
@@ -116,15 +113,6 @@ def assign(
     elif control == "mean":
         scales = [math.fsum(scales) / len(scales)] * len(scales)
     return dict(zip(scores, scales, strict=True))
-
-
-def _check_score(name: str, score: float, assignment: AssignmentName | AssignmentFunction) -> None:
-    if not math.isfinite(score):
-        raise ScoreError(f"layer {name!r}: a score must be finite, got {score}")
-    limits = (("sqrt", ">= 0", score < 0), ("power", "> 0", score <= 0), ("log2", "> 1", score <= 1))
-    for kind, limit, is_beyond in limits:
-        if assignment == kind and is_beyond:
-            raise ScoreError(f"layer {name!r}: assignment {kind!r} needs scores {limit}, got {score:.6g}")
 
 
 def _checked_scales(scales: Mapping[str, float], scores: Mapping[str, float]) -> dict[str, float]:

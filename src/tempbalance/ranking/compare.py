@@ -102,7 +102,6 @@ class Scaling:
             yield replace(row, compared=scores[units[row.name]], scale=scale, scales=of_row)
 
     def _unit_scores(self, rows: Sequence[LayerRow], units: Mapping[str, str]) -> dict[str, float]:
-        """Return the mean score of each unit, shrunk toward the mean of all if asked."""
         members: dict[str, list[LayerRow]] = {unit: [] for unit in units.values()}
         for row in rows:
             members[units[row.name]].append(row)
@@ -171,7 +170,6 @@ def score_error(row: LayerRow | PartRow) -> float:
 
 
 def _with_mean_1(scales: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
-    """Divide scales by their mean."""
     total = math.fsum(sizes[name] for name in scales)
     mean = math.fsum(scale * (sizes[name] / total) for name, scale in scales.items())
     if scales and mean == 0:

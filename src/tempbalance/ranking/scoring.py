@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby
 from operator import methodcaller
 from statistics import correlation, fmean
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,10 +48,7 @@ class Scoring:
     roots: Sequence[str] = ()
     comparison: Comparison = field(default_factory=Comparison)
 
-    @property
-    def by_kind(self) -> Mapping[str, float] | None:
-        """Scales by kind of layer, which need no spectra; None if layers are scored."""
-        return None
+    by_kind: ClassVar[Any] = None  # scales by kind of layer, which need no spectra
 
     def __post_init__(self) -> None:
         check_tail(self.tail, self.tail_fraction)
@@ -61,10 +59,10 @@ class Scoring:
             if getattr(self.comparison, name) and self.score != "alpha":
                 raise ValueError(f"{name} needs score 'alpha', got {self.score!r}")
         check_count("min_eigenvalues", self.min_eigenvalues, least=3)
-        for name, items in (("exclude", "name patterns"), ("roots", "names of submodules")):
+        for name in ("exclude", "roots"):
             value = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(x, str) for x in value):
-                raise TypeError(f"{name} must be a list of {items}, got {value!r}")
+                raise TypeError(f"{name} must be a list of names, got {value!r}")
             object.__setattr__(self, name, tuple(value))
         for root in self.roots:
             is_outer = any(each.startswith(f"{root}.") for each in self.roots)
@@ -107,10 +105,8 @@ class Plan:
     scales: Mapping[str, float] = field(default_factory=dict)  # by kind of layer
 
     def rows(self) -> list[LayerRow]:
-        """Return a row for each layer, once the jobs are done."""
-        names = [layer.name for layer in self.layers]
-        jobs, scales = [self.jobs.get(name, []) for name in names], [self.scales.get(name) for name in names]
-        return list(map(make_row, self.layers, jobs, self.reasons.values(), self.roots.values(), scales))
+        others = (self.reasons, self.roots, self.scales)
+        return [make_row(x, self.jobs.get(x.name, []), *(each.get(x.name) for each in others)) for x in self.layers]
 
 
 def score_layers(layers: Sequence[Layer], scoring: Scoring, *, device: Device = None) -> list[LayerRow]:
@@ -121,7 +117,6 @@ def score_layers(layers: Sequence[Layer], scoring: Scoring, *, device: Device = 
 
 
 def plan_layers(layers: Sequence[Layer], scoring: Scoring) -> Plan:
-    """Decide which layers are scored, and cut them into parts."""
     names = [layer.name for layer in layers]
     for pattern in scoring.fused:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -136,16 +131,13 @@ def plan_layers(layers: Sequence[Layer], scoring: Scoring) -> Plan:
         lasts = [last for _, last in at_ends.values()]
         kinds = {layer.name: kind_of(layer, is_last=layer in lasts) for layer in layers if not reasons[layer.name]}
         return Plan(layers, reasons, {}, roots, {name: scoring.by_kind.get(kind, 1.0) for name, kind in kinds.items()})
-    jobs = {layer.name: jobs_of(layer, scoring) for layer in layers if not reasons[layer.name]}
-    return Plan(layers, reasons, jobs, roots)
+    return Plan(layers, reasons, {x.name: jobs_of(x, scoring) for x in layers if not reasons[x.name]}, roots)
 
 
 def kind_of(layer: Layer, *, is_last: bool) -> str:
     """Return the kind of a layer, by its type, place and name; a matrix is feed-forward if nothing else fits."""
-    if layer.is_embedding:
-        return "embedding"
-    if len(layer.shape) > 3:
-        return "convolution"
+    if layer.is_embedding or len(layer.shape) > 3:
+        return "embedding" if layer.is_embedding else "convolution"
     if is_last:
         return "head"
     return "attention" if _ATTENTION.search(layer.name) else "feed-forward"
@@ -164,23 +156,19 @@ def _reason(layer: Layer, scoring: Scoring, root: str, first: Layer | None, last
         return f"name matches exclude pattern {pattern!r}"
     if scoring.roots and not root:
         return "outside roots"
-    if not ((scoring.score_embeddings or scoring.by_kind is not None) and layer.is_own_embedding):
+    by_kind = scoring.by_kind is not None
+    if not ((scoring.score_embeddings or by_kind) and layer.is_own_embedding):
         if layer.skipped:
             return layer.skipped
-        if scoring.by_kind is not None:
-            return "frozen" if layer.is_frozen else ""
-        if layer is first and not scoring.score_first:
+        if layer is first and not scoring.score_first and not by_kind:
             return "first layer"
-        if layer is last and not scoring.score_last:
+        if layer is last and not scoring.score_last and not by_kind:
             return "last layer"
     return "frozen" if layer.is_frozen else ""
 
 
 def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
-    """Return a job for each part of a layer, from its shape alone.
-
-    A part is skipped if the shorter side of its matrices is below ``min_eigenvalues``, however many are pooled.
-    """
+    """Return a job for each part of a layer; one is skipped if its matrices have a side below ``min_eigenvalues``."""
     sizes = next((each for pattern, each in scoring.fused.items() if fnmatchcase(layer.name, pattern)), None)
     cut = layer.cut if sizes is None else partial(cut_fused, sizes=sizes, dim=layer.out_dim)
     if scoring.comparison.windows is not None:
@@ -196,8 +184,7 @@ def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
             cost = num_slices * side**2 * (max(rows, columns) + 4 * side)
             job = Job(layer, cut, index, part.name, cost, (num_slices, rows, columns), part.num_eigenvalues)
             if side < scoring.min_eigenvalues:
-                each = f"{num_slices} matrices of {side} eigenvalues each"
-                found = each if num_slices > 1 else f"{side} eigenvalues"
+                found = f"{num_slices} matrices of {side} eigenvalues each" if num_slices > 1 else f"{side} eigenvalues"
                 job.reason = f"{found}, min_eigenvalues is {scoring.min_eigenvalues}"
             jobs.append(job)
     return jobs
@@ -227,11 +214,10 @@ def solve(
     double: bool = False,
     device: Device = None,
 ) -> None:
-    """Fit and score each job; solve it again in float64 where float32 is not accurate enough.
+    """Fit and score each job without a reason; solve it again in float64 where float32 is not accurate enough.
 
-    A job that already has a reason is passed over. ``see`` is called with each scored job and its spectrum, ``refuse``
-    with a failed one and its error; by default the error is raised with the layer's name. ``load`` returns a layer's
-    weight. The other options are those of `spectra`.
+    ``see`` is called with each scored job and its spectrum, ``refuse`` with a failed one and its error, which it raises
+    with the layer's name by default. The other options are those of `spectra`.
     """
     own = callable(scoring.tail) or callable(scoring.score)
     # float32 moves most searches: they end near the largest values, or depend on the smallest (docs/decisions/0002)
@@ -309,7 +295,6 @@ def _score(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
 
 
 def _random_alpha(job: Job, scoring: Scoring) -> float:
-    """Return the result of the same fit for random matrices of the job's shape."""
     num_slices, rows, columns = job.shape
     return random_alpha(
         rows=rows, columns=columns, num_slices=num_slices, tail=scoring.tail, tail_fraction=scoring.tail_fraction
@@ -353,7 +338,7 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
     return fit
 
 
-def make_row(layer: Layer, jobs: list[Job], reason: str, root: str = "", scale: float | None = None) -> LayerRow:
+def make_row(layer: Layer, jobs: Sequence[Job], reason: str, root: str = "", scale: float | None = None) -> LayerRow:
     """Return a layer's row: the mean over its scored parts, or why none is scored. A fixed scale is its score."""
     scores = [job.score for job in jobs if job.score is not None] if scale is None else [scale]
     fits = [job.fit for job in jobs if job.fit is not None]
@@ -374,14 +359,14 @@ def make_row(layer: Layer, jobs: list[Job], reason: str, root: str = "", scale: 
 
 
 def _part_row(job: Job) -> PartRow:
-    names = ("alpha", "alpha_stderr", "xmin", "ks", "num_tail")
-    fitted = {} if job.fit is None else {name: getattr(job.fit, name) for name in names}
-    return PartRow(job.name, job.num_eigenvalues, **fitted, score=job.score, reason=job.reason)
+    fit = job.fit
+    fitted = (fit.alpha, fit.alpha_stderr, fit.xmin, fit.ks, fit.num_tail) if fit is not None else (None,) * 5
+    return PartRow(job.name, job.num_eigenvalues, *fitted, job.score, job.reason)
 
 
 @contextmanager
 def naming(layer: Layer) -> Iterator[None]:
-    """Add the layer to an error, where it is known."""
+    """Add the layer to an error."""
     try:
         yield
     except TempBalanceError as err:
@@ -389,7 +374,7 @@ def naming(layer: Layer) -> Iterator[None]:
 
 
 _ATTENTION = re.compile(r"attn|attention|qkv|[qkv]_proj|query|key|value|in_proj|out_proj", re.IGNORECASE)
-_FUSED = re.compile(r"qkv|c_attn|in_proj", re.IGNORECASE)
+_FUSED = re.compile(r"(qkv|c_attn|in_proj)[^.]*$", re.IGNORECASE)
 _MIN_EXPLAINED = 0.6  # share of alpha's variance
 _MIN_SPREAD = 1.05  # the largest alpha of random matrices over the smallest
 _MIN_LAYERS = 4
@@ -407,7 +392,11 @@ def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -
             f"the shapes of the layers explain {share:.0%} of the variance of alpha: Comparison(reference='random') "
             "compares each alpha with that of a random matrix of the same shape"
         )
-    whole = [layer.name for layer, parts in jobs.items() if len(parts) == 1 and _looks_fused(layer)]
+    whole = []
+    for layer, parts in jobs.items():
+        sides = layer.shape[layer.out_dim], 3 * layer.shape[1 - layer.out_dim]
+        if len(parts) == 1 and len(layer.shape) == 2 and sides[0] == sides[1] and _FUSED.search(layer.name):
+            whole.append(layer.name)
     patterns = {}
     for name in whole:
         pattern = f"*{name.rpartition('.')[2]}"
@@ -415,11 +404,6 @@ def hints(rows: Sequence[LayerRow], layers: Sequence[Layer], scoring: Scoring) -
     if patterns:
         lines.append(f"weights look like three projections in one: fused={patterns!r} scores each")
     return lines
-
-
-def _looks_fused(layer: Layer) -> bool:
-    is_named = bool(_FUSED.search(layer.name.rpartition(".")[2]))
-    return is_named and len(layer.shape) == 2 and layer.shape[layer.out_dim] == 3 * layer.shape[1 - layer.out_dim]
 
 
 def _explained_by_shape(alphas: list[float], jobs: Mapping[Layer, list[Job]], scoring: Scoring) -> float:
