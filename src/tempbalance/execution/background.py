@@ -110,9 +110,7 @@ class Pending:
         rows, error = self.rows, self.error
         if self.work is not None:
             if self.work.scoring.is_sharded:
-                raise RuntimeError(
-                    "a scoring of sharded weights is under way: call wait() on every process before saving or copying"
-                )
+                raise RuntimeError("a scoring of sharded weights is under way: call wait() on every process first")
             self.work.check_process()
             try:
                 self.work.finish()
@@ -170,6 +168,4 @@ class _Work(Thread):
 
     def check_process(self) -> None:
         if os.getpid() != self.process and not self.is_done:  # in a fork the thread does not run
-            raise RuntimeError(
-                "a scoring was under way when the process was forked: continue in the process that started it"
-            )
+            raise RuntimeError("a scoring is under way in the process that was forked: continue there")

@@ -119,8 +119,7 @@ def _deltas(module: nn.Module, base: Tensor) -> Iterator[tuple[str | None, Tenso
         yield from ((key, compute(key).to(base)) for key in _active(module, held))
         return
     for key, down, up in _pairs(module):
-        product = _product(down.to(base), up.to(base), base.shape, _is_transposed(module))
-        yield key, _scaling(module, key) * product
+        yield key, _scaling(module, key) * _product(down.to(base), up.to(base), base.shape, _is_transposed(module))
 
 
 def _product(down: Tensor, up: Tensor, shape: torch.Size, is_transposed: bool) -> Tensor:
@@ -157,17 +156,14 @@ def _magnitude(module: nn.Module, key: str | None) -> Tensor | None:
 
 
 def _tensor(factor: Any) -> Tensor:
-    weight = factor if isinstance(factor, Tensor) else factor.weight
-    assert isinstance(weight, Tensor)
+    weight: Tensor = factor if isinstance(factor, Tensor) else factor.weight
     return weight.detach()
 
 
 def _scaling(module: nn.Module, key: str | None) -> float:
     scaling = getattr(module, "scaling", None)
-    if isinstance(scaling, Mapping):
-        return float(scaling[key])
     if scaling is not None:
-        return float(scaling)
+        return float(scaling[key] if isinstance(scaling, Mapping) else scaling)
     alpha = getattr(module, "lora_alpha", getattr(module, "alpha", None))
     rank = getattr(module, "r", getattr(module, "rank", None))
     return float(alpha) / float(rank) if alpha is not None and rank else 1.0

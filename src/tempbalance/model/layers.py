@@ -190,12 +190,13 @@ def _own(name: str, module: nn.Module) -> Iterator[Layer | _Norm]:
         if (layer := _layer(module, key, _shape(load, made_of), load, made_of)) is not None:
             layer.name = name if key == "weight" and name else _join(name, key)
             layers[key] = layer
-    before = None
+    nearest = next(iter(layers), None)
     for key, (_, made_of) in tensors.items():
-        if key in layers:
-            before = key
-        elif (followed := _followed(key, module, list(layers), before)) is not None:
-            layers[followed].followers.extend(made_of)
+        if key in layers and not isinstance(module, nn.MultiheadAttention):
+            nearest = key
+        elif key not in layers and nearest is not None and (is_bias(key) or not module._modules):
+            # a bias or other parameter goes with the weight of its name, or the one before it
+            layers[next((each for each in layers if _stem(each) == _stem(key)), nearest)].followers.extend(made_of)
     yield from layers.values()
 
 
@@ -211,8 +212,7 @@ def _tensors(module: nn.Module) -> _Tensors:
         if isinstance(hook, WeightNorm):
             key, suffixes, load = hook.name, ("_g", "_v"), partial(hook.compute_weight, module)
         elif isinstance(hook, SpectralNorm):
-            key, suffixes = hook.name, ("_orig",)
-            load = partial(hook.compute_weight, module, do_power_iteration=False)
+            key, suffixes, load = hook.name, ("_orig",), partial(hook.compute_weight, module, do_power_iteration=False)
         elif isinstance(hook, prune.BasePruningMethod):
             key, suffixes, load = hook._tensor_name, ("_orig",), partial(hook.apply_mask, module)
         else:
@@ -312,15 +312,6 @@ def _is_norm(module: nn.Module, tensors: _Tensors) -> bool:
     return "norm" in type(module).__name__.lower() and bool(vectors) and all(vectors)
 
 
-def _followed(key: str, module: nn.Module, weights: list[str], before: str | None) -> str | None:
-    """Return the weight of a module that a bias or other parameter goes with: by name, or the one before it."""
-    if not weights or (module._modules and not is_bias(key)):
-        return None
-    stem = _stem(key)
-    nearest = weights[0] if before is None or isinstance(module, nn.MultiheadAttention) else before
-    return next((weight for weight in weights if _stem(weight) == stem), nearest)
-
-
 def _stem(key: str) -> str:
     return re.sub(r"bias|weight", "", key).strip("_")
 
@@ -328,8 +319,7 @@ def _stem(key: str) -> str:
 def _attach_norms(found: list[Layer | _Norm]) -> None:
     """Attach each normalisation to the layer that feeds it: the latest one before it with as many outputs.
 
-    Of several registered together behind their layers, as in nn.TransformerEncoderLayer, the last one follows the
-    latest such layer, the one before it the next earlier layer without one, and so on.
+    Of several in a row, the last follows the latest such layer, the one before it the next earlier layer without one.
     """
     for norm in [each for each in found if isinstance(each, _Norm) and each.follows != ""]:
         found.remove(norm)
@@ -346,24 +336,18 @@ def _attach_norms(found: list[Layer | _Norm]) -> None:
             continue
         end, fed = len(layers), num_fed
         for norm in reversed([each for each in run if isinstance(each, _Norm)]):
-            free = _latest(layers, norm, range(num_fed, end))
-            index = free if free is not None else _latest(layers, norm, range(len(layers)))
-            if index is not None:
-                end = index if free is not None else end
+            feeding = [i for i, layer in enumerate(layers) if norm.widths.intersection(layer.widths)]
+            free = [i for i in feeding if num_fed <= i < end]
+            if feeding:
+                index = (free or feeding)[-1]
+                end = index if free else end
                 layers[index].followers.extend(norm.parameters)
                 fed = max(fed, index + 1)
         num_fed = fed
 
 
-def _latest(layers: list[Layer], norm: _Norm, among: range) -> int | None:
-    return next((index for index in reversed(among) if norm.widths.intersection(layers[index].widths)), None)
-
-
 def mark_tied(layers: Sequence[Layer], keys: Sequence[Hashable]) -> None:
-    """Mark all but the first of the layers of a tied weight as skipped, or all but the head that ties an embedding.
-
-    Layers of the same weight have equal keys; ``None`` equals nothing.
-    """
+    """Skip all but the first layer of each key, or all but the head that ties an embedding; None equals nothing."""
     first: dict[Hashable, Layer] = {}
     for layer, key in sorted(zip(layers, keys, strict=True), key=lambda pair: pair[0].is_embedding):
         if key is None or key not in first:

@@ -63,12 +63,9 @@ def find_sharded(model: nn.Module) -> list[Sharded]:
         if _is_instance(module, "torch.distributed.fsdp", "FSDPModule"):
             module.reshard()  # type: ignore[operator]
         for key, parameter in module._parameters.items():
-            if parameter is None or not (parameter in flat or is_dtensor(parameter)):
-                continue
-            if parameter not in found:
+            if parameter is not None and (parameter in flat or is_dtensor(parameter)):
                 whole = Sharded(parameter, parameter.shape, partial(_full_tensor, parameter))
-                found[parameter] = flat.get(parameter, whole)
-            found[parameter].places.append((module, key))
+                found.setdefault(parameter, flat.get(parameter, whole)).places.append((module, key))
     lost = [each for each in model.parameters() if getattr(each, "_fsdp_flattened", False) and each not in flat]
     if lost and all(each.dim() <= 1 for each in lost):  # their module does not know the shapes of its pieces
         raise ValueError("the model is what FullyShardedDataParallel wraps: pass the FullyShardedDataParallel itself")
@@ -119,10 +116,9 @@ def _flattened(model: nn.Module) -> dict[Parameter, Sharded]:
             raise ValueError("build FullyShardedDataParallel with use_orig_params=True, or use fully_shard")
         if any(handle.flat_param._param_extensions):
             raise ValueError("FullyShardedDataParallel around tensor parallel layers is not supported: use fully_shard")
-        if handle.uses_sharded_strategy:
-            pieces = zip(handle.flat_param._params, handle.flat_param._shapes, strict=True)
-            for index, (parameter, shape) in enumerate(pieces):
-                found[parameter] = Sharded(parameter, shape, partial(_gather_piece, handle, index))
+        for index, parameter in enumerate(handle.flat_param._params if handle.uses_sharded_strategy else ()):
+            shape = handle.flat_param._shapes[index]
+            found[parameter] = Sharded(parameter, shape, partial(_gather_piece, handle, index))
     return found
 
 

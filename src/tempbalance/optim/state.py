@@ -65,10 +65,8 @@ class Options(Scoring):
         if not isinstance(self.balance, Mapping) or not self.balance:
             raise ValueError(f"balance must map values of a param group to two scales, got {self.balance!r}")
         if tuple(self.scale_range) != Options.scale_range:
-            raise ValueError(
-                "give the range of lr in balance or as scale_range, not both: got "
-                f"scale_range={self.scale_range!r} and balance={self.balance!r}"
-            )
+            both = f"scale_range={self.scale_range!r} and balance={self.balance!r}"
+            raise ValueError(f"give the range of lr in balance or as scale_range, not both: got {both}")
         for name, ends in self.balance.items():
             check_assignment(self.assignment, ends, name=f"balance[{name!r}]", turned=True)
         return Scaling(self.assignment, self.balance, self.comparison)

@@ -131,11 +131,8 @@ class DiagnosisRow(LayerRow):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dictionaries, without the spectra and the fields of training."""
-        values = LayerRow.to_dict(replace(self, spectra={}))
-        return {name: value for name, value in values.items() if name not in _OF_TRAINING}
-
-
-_OF_TRAINING = ("spectra", "scale", "scales", "score", "compared", "root")
+        left_out = ("spectra", "scale", "scales", "score", "compared", "root")
+        return {name: x for name, x in LayerRow.to_dict(replace(self, spectra={})).items() if name not in left_out}
 
 
 class LayerTable(Sequence[LayerRow]):
