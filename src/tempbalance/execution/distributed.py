@@ -133,7 +133,7 @@ class SharedScoring:
             for layer in layers:
                 kind = self.planned.reasons[layer.name] or ("sharded" if layer.sharded else "whole")
                 lines.append(f"layer {layer.name!r}, weight {layer.shape}, {kind}")
-            chosen = list(self.costs) if choose is None else choose(by_cost, self.costs) if self.ranks.rank == 0 else []
+            chosen = choose(by_cost, self.costs) if choose is not None and self.ranks.rank == 0 else []
             answers.append((hashlib.sha256("\n".join(lines).encode()).hexdigest(), chosen))
         del self.find  # a scoring in the background must not hold the scheduler
         if len({digest for digest, _ in answers}) > 1:
@@ -141,7 +141,7 @@ class SharedScoring:
                 all_lines.append(lines)
             for line in zip_longest(*all_lines, fillvalue="nothing more"):
                 check_equal(line, _SAME)
-        names = [name for name in self.costs if name in set(answers[0][1])]
+        names = [name for name in self.costs if choose is None or name in set(answers[0][1])]
         self.owner = dict(zip(names, share_out([self.costs[name] for name in names], self.ranks.size), strict=True))
         self.layers = [layer for layer in by_cost if layer.name in self.owner]
 

@@ -71,10 +71,6 @@ class Options(Scoring):
             check_assignment(self.assignment, ends, name=f"balance[{name!r}]", turned=True)
         return Scaling(self.assignment, self.balance, self.comparison)
 
-    @property
-    def by_kind(self) -> Mapping[str, float] | None:
-        return self.assignment if isinstance(self.assignment, Mapping) else None
-
     def is_due(self, call: int) -> bool:
         lag = self.execution.lag if self.execution.background else 0
         is_on = self.start <= call and (self.stop is None or call + lag < self.stop)

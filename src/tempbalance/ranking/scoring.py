@@ -12,7 +12,6 @@ from functools import partial
 from itertools import groupby
 from operator import methodcaller
 from statistics import correlation, fmean
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,7 +47,11 @@ class Scoring:
     roots: Sequence[str] = ()
     comparison: Comparison = field(default_factory=Comparison)
 
-    by_kind: ClassVar[Any] = None  # scales by kind of layer, which need no spectra
+    @property
+    def by_kind(self) -> Mapping[str, float] | None:
+        """Scales by kind of layer, an assignment that needs no spectra; None if layers are scored."""
+        assignment = getattr(self, "assignment", None)
+        return assignment if isinstance(assignment, Mapping) else None
 
     def __post_init__(self) -> None:
         check_tail(self.tail, self.tail_fraction)
