@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tempbalance.execution.distributed import SharedScoring, describe, rebuild
-from tempbalance.execution.inline import Inline
+from tempbalance.execution.inline import Answer, Inline
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow, from_plain
 from tempbalance.spectral.workers import multiplies_in_full
@@ -32,9 +32,7 @@ class Background(Inline):
     def acts_at(self, call: int, *, is_due: bool) -> bool:
         return is_due or (self._pending is not None and call >= self._pending.due)
 
-    def rows_at(
-        self, scoring: SharedScoring, *, is_due: bool, now: bool = False
-    ) -> tuple[Sequence[LayerRow] | None, Inline]:
+    def rows_at(self, scoring: SharedScoring, *, is_due: bool, now: bool = False) -> Answer:
         """Return the rows of a scoring whose lag is over, and start the next; a failed scoring raises once."""
         if now:
             return super().rows_at(scoring, is_due=True)[0], Background(self.lag)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tempbalance.errors import check_finite
 from tempbalance.execution.distributed import Choose, SharedScoring, find_ranks
-from tempbalance.execution.inline import Inline
+from tempbalance.execution.inline import Answer, Inline
 from tempbalance.model.layers import Layer
 from tempbalance.model.sharded import is_dtensor
 from tempbalance.ranking.table import LayerRow, from_plain
@@ -92,9 +92,7 @@ class Budgeted(Inline):
     def acts_at(self, call: int, *, is_due: bool) -> bool:
         return is_due and call >= self._books.ask_at
 
-    def rows_at(
-        self, scoring: SharedScoring, *, is_due: bool, now: bool = False
-    ) -> tuple[Sequence[LayerRow] | None, Inline]:
+    def rows_at(self, scoring: SharedScoring, *, is_due: bool, now: bool = False) -> Answer:
         """Refresh the layers that there is credit for, by the clock of rank 0; with ``now``, every layer."""
         following = Budgeted(self.budget, replace(self._books), self._samples, self._started)
         if now:

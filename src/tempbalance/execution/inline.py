@@ -47,7 +47,7 @@ class Execution:
     def __post_init__(self) -> None:
         is_group = distributed.is_available() and isinstance(self.share, distributed.ProcessGroup)
         is_other = distributed.is_available() and self.share is distributed.GroupMember.NON_GROUP_MEMBER
-        if is_other or (is_group and distributed.get_rank(self.share) < 0):
+        if is_other or (is_group and distributed.get_rank(self.share) < 0):  # type: ignore[arg-type]
             raise ValueError("share must be a process group that this process is in")
         if not is_group and not isinstance(self.share, bool):
             raise TypeError(f"share must be True, False or a process group, got {self.share!r}")
@@ -71,6 +71,9 @@ class Execution:
         return self.__dict__
 
 
+Answer = tuple[Sequence[LayerRow] | None, "Inline"]  # rows without scales, and the source to ask at the next call
+
+
 class Inline:
     """Scores all layers when a scoring is due; warns once if that takes much of the time after the first scoring."""
 
@@ -82,17 +85,20 @@ class Inline:
         """Whether there is anything to ask at a call."""
         return is_due
 
-    def rows_at(
-        self, scoring: SharedScoring, *, is_due: bool, now: bool = False
-    ) -> tuple[Sequence[LayerRow] | None, Inline]:
-        """Return the rows, without scales, that take effect at a call of ``step``, or None, and the next source.
-
-        With ``now`` all layers are scored, whatever is due.
-        """
+    def rows_at(self, scoring: SharedScoring, *, is_due: bool, now: bool = False) -> Answer:
+        """Return the rows that take effect at a call of ``step``; with ``now`` all are scored, whatever is due."""
         start = time.perf_counter()
         scoring.plan()
-        rows = scoring.rows()
-        self._watch(start, time.perf_counter())
+        rows, end = scoring.rows(), time.perf_counter()
+        if self._since is None:
+            self._since = end
+            return rows, self
+        self._spent += end - start
+        share = self._spent / (end - self._since)
+        if share > _MUCH and self._spent > _LONG and not self._has_warned:
+            self._has_warned = True
+            advice = "raise `interval`, the calls of step() between scorings, or bound it with `Execution(budget=0.02)`"
+            warn(f"scoring has taken {share:.0%} of the time so far: {advice}")
         return rows, self
 
     def wait(self) -> None:
@@ -103,19 +109,6 @@ class Inline:
 
     def load(self, state: dict[str, Any] | None) -> None:
         pass
-
-    def _watch(self, start: float, end: float) -> None:
-        if self._since is None:
-            self._since = end
-            return
-        self._spent += end - start
-        share = self._spent / (end - self._since)
-        if share > _MUCH and self._spent > _LONG and not self._has_warned:
-            self._has_warned = True
-            warn(
-                f"scoring has taken {share:.0%} of the time so far: raise `interval`, the calls of step() between "
-                "scorings, or bound it with `execution=Execution(budget=0.02)`"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_since": None, "_spent": 0.0}  # the clock of another process starts elsewhere

@@ -31,7 +31,7 @@ class Balanced:
         self.optimizer, self.target = optimizer, target
         self.bases = [_like(group[target], base) for group, base in zip(optimizer.param_groups, bases, strict=False)]
         self._written: list[Rate] = []
-        self._versions: list[int] = []  # of the Tensors among them
+        self._versions: list[int | None] = []  # if there are Tensors among them
         self._groups: list[Group] = []  # which were written
         self._by_layer: Mapping[str, float] = {}
         self._scales: list[float] = []  # of the groups, by these scales of layers
@@ -59,10 +59,10 @@ class Balanced:
         if is_same and (not self._versions or _versions(present) == self._versions):
             return [], False
         if len(groups) == len(self._groups) and all(map(operator.is_, groups, self._groups)):
-            versions = iter(self._versions)  # an identity and a version show a change without reading a Tensor
-            is_set = [(type(x) is not float and next(versions) != x._version) or x is not y
-                      for x, y in zip(self._written, present, strict=True)]  # fmt: skip
-            changed = [index for index, each in enumerate(is_set) if each]
+            # an identity and a version show a change without reading a Tensor
+            known = zip(self._written, self._versions or _versions(present), strict=True)
+            now = zip(present, _versions(self._written), strict=True)
+            changed = [i for i, (x, y) in enumerate(zip(known, now, strict=True)) if x[0] is not y[0] or x[1] != y[1]]
         else:
             self._take_notes()
             changed = [index for index, group in enumerate(groups) if was_changed(group, target)]
@@ -87,13 +87,14 @@ class Balanced:
         """Write the base values times the scales of the groups' layers, note both, and return the values."""
         self._add_groups()
         target, note, groups = self.target, _NOTE + self.target, self.optimizer.param_groups
-        written = self.scaled(by_layer)
+        written, self._versions = self.scaled(by_layer), []
         if set(map(type, written)) != {float}:
             written = [_in_place(group[target], value) for group, value in zip(groups, written, strict=True)]
+            self._versions = _versions(written)
         for group, value, used in zip(groups, written, zip(self.bases, self._scales)):  # noqa: B905  # the hot loop
             group[target] = value
             group[note] = used
-        self._groups, self._written, self._versions = groups[:], written, _versions(written)
+        self._groups, self._written = groups[:], written
         return [copy_value(rate) for rate in written] if self._versions else written[:]
 
     def _add_groups(self) -> None:
@@ -123,9 +124,9 @@ class Balanced:
         return {**self.__dict__, "_groups": [], "_written": []}  # identity and versions are not copied
 
 
-def _versions(values: Sequence[Any]) -> list[int]:
-    """Return how often each Tensor was changed in place; numbers are passed over."""
-    return [each._version for each in values if type(each) is not float]
+def _versions(values: Sequence[Rate]) -> list[int | None]:
+    """Return how often each Tensor was changed in place; None for numbers."""
+    return [getattr(each, "_version", None) for each in values]
 
 
 def _in_place(held: Any, value: Rate) -> Rate:

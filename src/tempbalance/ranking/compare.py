@@ -191,10 +191,9 @@ class Blending:
 
     def at(self, call: int, *, steps: int) -> Scales:
         """Return the scales at a call, where the change takes this many steps."""
-        taken = call - self.since + 1
-        if taken >= steps:
+        share, blended = (call - self.since + 1) / steps, {}
+        if share >= 1:
             return self.aim
-        share, blended = taken / steps, {}
         for target, new in self.aim.items():
             old = self.start.get(target, {})
             either = {**new, **old}  # a layer that is skipped by now goes back to 1

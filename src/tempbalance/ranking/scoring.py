@@ -108,8 +108,9 @@ class Plan:
     scales: Mapping[str, float] = field(default_factory=dict)  # by kind of layer
 
     def rows(self) -> list[LayerRow]:
-        others = (self.reasons, self.roots, self.scales)
-        return [make_row(x, self.jobs.get(x.name, []), *(each.get(x.name) for each in others)) for x in self.layers]
+        named = [(layer.name, layer) for layer in self.layers]
+        reasons, roots, scales = self.reasons, self.roots, self.scales
+        return [make_row(x, self.jobs.get(name, []), reasons[name], roots[name], scales.get(name)) for name, x in named]
 
 
 def score_layers(layers: Sequence[Layer], scoring: Scoring, *, device: Device = None) -> list[LayerRow]:
@@ -362,9 +363,9 @@ def make_row(layer: Layer, jobs: Sequence[Job], reason: str, root: str = "", sca
 
 
 def _part_row(job: Job) -> PartRow:
-    fit = job.fit
-    fitted = (fit.alpha, fit.alpha_stderr, fit.xmin, fit.ks, fit.num_tail) if fit is not None else (None,) * 5
-    return PartRow(job.name, job.num_eigenvalues, *fitted, job.score, job.reason)
+    names = ("alpha", "alpha_stderr", "xmin", "ks", "num_tail")
+    fitted = {} if job.fit is None else {name: getattr(job.fit, name) for name in names}
+    return PartRow(job.name, job.num_eigenvalues, **fitted, score=job.score, reason=job.reason)
 
 
 @contextmanager
