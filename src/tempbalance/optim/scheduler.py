@@ -420,8 +420,9 @@ class TempBalance(LRScheduler):
         if self.schedule is None and (args or kwargs):
             raise TypeError(f"step() takes no arguments without a schedule, got {(*args, *kwargs)}")
         if self._mark() != self._schedule_mark:
-            advice = "only TempBalance may; to continue all the same, call restore() and build it again"
-            raise RuntimeError(f"something else stepped the schedule: {advice}")
+            rule = "TempBalance steps it, and nothing else may"
+            advice = "to continue all the same, call restore() and build TempBalance again"
+            raise RuntimeError(f"something else stepped the schedule: {rule}; {advice}")
         if self.schedule is None and self._calls == 0 and not getattr(self.optimizer, "_opt_called", False):
             warn("scheduler.step() was called before optimizer.step(): call it after")
         if "accelerate.scheduler" in sys.modules and find_ranks(self.options.execution.share).size > 1:

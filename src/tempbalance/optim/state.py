@@ -154,9 +154,9 @@ def check_state(state: dict[str, Any], present: Mapping[str, Any], optimizer: Op
     if not is_state(state):
         missing = [key for key in _KEYS if key not in state]
         raise ValueError(f"not a state of TempBalance: version {state.get('version')!r}, missing {missing}")
-    for key in ("groups", "schedule_types"):
+    for key, name in (("groups", "param groups"), ("schedule_types", "schedule")):
         if state[key] != present[key]:
-            raise ValueError(f"the state's {key} are {state[key]}, this scheduler's {present[key]}")
+            raise ValueError(f"the state has {name} {state[key]}, this scheduler {present[key]}")
     for key in ("last_epoch", "step_count", "bases", "base_lrs", "driven", "schedule"):
         _check_like(state.get(key), present[key], key)
     for target in state["bases"]:

@@ -31,11 +31,12 @@ def check_assignment(
     for kind, scale in assignment.items() if isinstance(assignment, Mapping) else ():
         if kind not in KINDS or not _is_scale(scale):
             raise ValueError(f"assignment must map {', '.join(KINDS)} to scales above 0, got {kind!r}: {scale!r}")
-    turned = parse(assignment)[1] not in ("sqrt", "log2") and turned
+    only_up = parse(assignment)[1] in ("sqrt", "log2")
     is_pair = isinstance(scale_range, tuple | list) and len(scale_range) == 2 and all(map(_is_scale, scale_range))
-    if not is_pair or (not turned and scale_range[0] > scale_range[1]):
-        rule = "two numbers above 0" if turned else f"a pair with 0 < low <= high with assignment {assignment!r}"
-        raise ValueError(f"{name} must be {rule}, got {scale_range!r}")
+    if not is_pair or ((only_up or not turned) and scale_range[0] > scale_range[1]):
+        rule = "two numbers above 0" if turned and not only_up else "a pair with 0 < low <= high"
+        where = f" with assignment {assignment!r}" if only_up else ""
+        raise ValueError(f"{name} must be {rule}{where}, got {scale_range!r}")
 
 
 def parse(assignment: Assignment) -> tuple[str, AssignmentName | AssignmentFunction, int]:

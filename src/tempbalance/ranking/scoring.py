@@ -62,10 +62,10 @@ class Scoring:
             if getattr(self.comparison, name) and self.score != "alpha":
                 raise ValueError(f"{name} needs score 'alpha', got {self.score!r}")
         check_count("min_eigenvalues", self.min_eigenvalues, least=3)
-        for name in ("exclude", "roots"):
+        for name, items in (("exclude", "name patterns"), ("roots", "names of submodules")):
             value = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(x, str) for x in value):
-                raise TypeError(f"{name} must be a list of names, got {value!r}")
+                raise TypeError(f"{name} must be a list of {items}, got {value!r}")
             object.__setattr__(self, name, tuple(value))
         for root in self.roots:
             is_outer = any(each.startswith(f"{root}.") for each in self.roots)
