@@ -149,7 +149,7 @@ def chart(settings: list[Setting]) -> alt.TopLevelMixin:
             if row.method == setting.baseline or test is None:
                 continue
             mean, half = sign * test.mean / unit * 100, (test.interval or 0.0) / unit * 100
-            label = pretty(row.method)
+            label = row.method.partition(", ")[2] or "TB"
             place = {"setting": setting.name, "method": label, "order": len(data), "role": role(row.method)}
             data.append({**place, "mean": round(mean, 3), "low": round(mean - half, 3), "high": round(mean + half, 3)})
     base_chart = alt.Chart(alt.NamedData(name="main", format=alt.JsonDataFormat(type="json")))
