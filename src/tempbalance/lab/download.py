@@ -6,6 +6,7 @@ import os
 import stat
 import tarfile
 import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -201,38 +202,28 @@ def read_archive(path: Path, *patterns: str) -> dict[str, bytes]:
 
     Damaged archives, and those with a member that is a link or a device or lies outside the folder, are refused.
     """
-    read = _read_zip if zipfile.is_zipfile(path) else _read_tar
+    contents = {}
     try:
-        return dict(sorted(read(path, patterns).items()))
+        for name, is_plain, read in _members(path):
+            place = PureWindowsPath(name)  # takes both kinds of slashes, and drives
+            if not is_plain or place.anchor or ".." in place.parts:
+                raise ValueError(f"{path}: members must be files or folders inside the archive's folder, got {name!r}")
+            if read is not None and any(fnmatchcase(name, pattern) for pattern in patterns):
+                contents[name] = read()
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as err:
         raise ValueError(f"{path}: not a complete tar or zip archive: {err}") from err
+    return dict(sorted(contents.items()))
 
 
-def _read_tar(path: Path, patterns: tuple[str, ...]) -> dict[str, bytes]:
-    contents = {}
-    with tarfile.open(path) as archive:
-        for member in archive:
-            _check_member(path, member.name, is_plain=member.isfile() or member.isdir())
-            if _matches(member.name, patterns) and (file := archive.extractfile(member)) is not None:
-                contents[member.name] = file.read()
-    return contents
-
-
-def _read_zip(path: Path, patterns: tuple[str, ...]) -> dict[str, bytes]:
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            _check_member(path, member.filename, is_plain=kind in (0, stat.S_IFREG, stat.S_IFDIR))
-        names = [member.filename for member in archive.infolist() if not member.is_dir()]
-        return {name: archive.read(name) for name in names if _matches(name, patterns)}
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _check_member(path: Path, name: str, *, is_plain: bool) -> None:
-    """Refuse a member that would be unpacked outside the folder."""
-    place = PureWindowsPath(name)  # takes both kinds of slashes, and drives
-    if not is_plain or place.anchor or ".." in place.parts:
-        raise ValueError(f"{path}: members must be files or folders inside the archive's folder, got {name!r}")
+def _members(path: Path) -> Iterator[tuple[str, bool, Callable[[], bytes] | None]]:
+    """Yield each member's name, whether it is a file or a folder, and how to read a file."""
+    if not zipfile.is_zipfile(path):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isfile() else None
+                yield member.name, member.isfile() or member.isdir(), None if file is None else file.read
+        return
+    with zipfile.ZipFile(path) as zipped:
+        for entry in zipped.infolist():
+            is_plain = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
+            yield entry.filename, is_plain, None if entry.is_dir() else partial(zipped.read, entry)

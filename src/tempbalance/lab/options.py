@@ -179,18 +179,20 @@ def check_dataset(name: str) -> None:
         raise ValueError(f"{sentence}; or the path of an .npz file or of a folder with train and test folders")
 
 
-def type_of(hint: Any) -> Any:
-    """Return the plain type of an option: str, int, float, bool or tuple."""
-    if get_origin(hint) in (Annotated, Union, UnionType):
-        return type_of(get_args(hint)[0])
-    return type(get_args(hint)[0]) if get_origin(hint) is Literal else get_origin(hint) or hint
+def _plain(hint: Any) -> Any:
+    """Return a type without its annotations and without ``None``."""
+    return _plain(get_args(hint)[0]) if get_origin(hint) in (Annotated, Union, UnionType) else hint
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
     """Return the values of an option that has only a few; an empty tuple for others."""
-    if get_origin(hint) in (Annotated, Union, UnionType):
-        return choices_of(get_args(hint)[0])
-    return get_args(hint) if get_origin(hint) is Literal else ()
+    return get_args(_plain(hint)) if get_origin(_plain(hint)) is Literal else ()
+
+
+def type_of(hint: Any) -> Any:
+    """Return the plain type of an option: str, int, float, bool or tuple."""
+    choices = choices_of(hint)
+    return type(choices[0]) if choices else get_origin(_plain(hint)) or _plain(hint)
 
 
 def allowed(field: FieldInfo) -> str:
