@@ -154,7 +154,7 @@ def chart(settings: list[Setting]) -> alt.TopLevelMixin:
             data.append({**place, "mean": round(mean, 3), "low": round(mean - half, 3), "high": round(mean + half, 3)})
     base_chart = alt.Chart(alt.NamedData(name="main", format=alt.JsonDataFormat(type="json")))
     roles = [each for each in _ROLES if any(datum["role"] == each for datum in data)]
-    y = alt.Y("method:N", sort=alt.EncodingSortField("order"), title=None, axis=alt.Axis(labelLimit=260))
+    y = alt.Y("method:N", sort=alt.EncodingSortField("order"), title=None, axis=alt.Axis(labelLimit=260, minExtent=240))
     colour = alt.Color("role:N", scale=alt.Scale(domain=roles, range=[_ROLES[each] for each in roles]))
     x = alt.X("mean:Q", title="change of error or perplexity, % of the baseline's: left is better")
     zero = base_chart.mark_rule(color=INK).encode(x=alt.datum(0))
@@ -172,7 +172,7 @@ def chart(settings: list[Setting]) -> alt.TopLevelMixin:
     )
     title = alt.Title(
         "Does it help, and is it the spectra?",
-        subtitle="Difference to the baseline with its 95 % interval over seeds, each method at its own best base rate.",
+        subtitle="Difference to the baseline, 95 % interval over seeds, each method at its best base rate.",
         subtitleColor=FAINT,
     )
     described = "; ".join(f"{each['setting']}, {each['method']}: {each['mean']:+.1f} %" for each in data)

@@ -177,4 +177,4 @@ if __name__ == "__main__":
         torch.save(model.state_dict(), checkpoint)
         command = [sys.executable, "-m", "tempbalance.cli", "diagnose", str(checkpoint), "--html", str(page)]
         subprocess.run(command, check=True)
-        print(screenshot(page, IMAGES / "diagnose.png"))
+        print(screenshot(page, IMAGES / "diagnose.png", height=760))
