@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tempbalance.errors import WeightError
 from tempbalance.model.layers import find_layers
 from tempbalance.ranking.scoring import Scoring, score_layers
-from tempbalance.spectral import eigenvalues, workers
-from tempbalance.spectral.eigenvalues import Spectrum, load_lapack
+from tempbalance.spectral import eigenvalues, lapack, workers
+from tempbalance.spectral.eigenvalues import Spectrum
+from tempbalance.spectral.lapack import load_lapack
 from tempbalance.spectral.matrices import Part, cut_by_shape, cut_convolution, cut_matrix, cut_stack
 from tempbalance.spectral.workers import spectra, spectrum
 from tests.cases import raises
@@ -224,14 +225,14 @@ def test_inference_mode_changes_nothing():
 @pytest.fixture
 def own_frames(monkeypatch):
     """The functions of ours on the stack at each reduction to tridiagonal form."""
-    lapack, found = load_lapack(), []
-    reduce = lapack.sytrd[torch.float32]
+    functions, found = load_lapack(), []
+    reduce = functions.sytrd[torch.float32]
 
     def noted_reduce(*arguments):
         found.append(own_functions())
         reduce(*arguments)
 
-    monkeypatch.setitem(lapack.sytrd, torch.float32, noted_reduce)
+    monkeypatch.setitem(functions.sytrd, torch.float32, noted_reduce)
     return found
 
 
@@ -264,7 +265,7 @@ def blas_threads() -> set[int]:
 def test_blas_has_one_thread_while_lapack_works_and_its_own_number_afterwards(monkeypatch):
     found, solve = [], eigenvalues.solve_on_cpu
     monkeypatch.setattr(
-        eigenvalues, "solve_on_cpu", lambda *arguments: found.append(blas_threads()) or solve(*arguments)
+        eigenvalues, "solve_on_cpu", lambda *args, **options: found.append(blas_threads()) or solve(*args, **options)
     )
     with load_lapack().pools.limit(limits=2):
         for double in (False, True):
@@ -327,16 +328,15 @@ def test_functions_that_scipy_does_not_export_are_not_used(missing, monkeypatch)
 
 def test_a_function_with_other_arguments_is_refused():
     with raises(ImportError, "dsterf"):
-        eigenvalues._function(cython_lapack, "dsterf", 5)
+        lapack._function(cython_lapack, "dsterf", 5)
 
 
 def test_a_reduction_that_fails_is_a_weight_error(monkeypatch):
-    lapack = load_lapack()
 
     def fail(n, diagonal, beside, info):
         info._obj.value = 7
 
-    monkeypatch.setattr(lapack, "sterf", fail)
+    monkeypatch.setattr(load_lapack(), "sterf", fail)
     with raises(WeightError, 7):
         spectrum(gauss(140, 150))
 

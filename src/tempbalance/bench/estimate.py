@@ -24,14 +24,15 @@ from rich.filesize import decimal
 from tempbalance.bench.contestants import threads
 from tempbalance.checkpoint.layers import infer_layers
 from tempbalance.checkpoint.read import read_checkpoint
-from tempbalance.errors import CheckpointError
+from tempbalance.errors import CheckpointError, TailError
 from tempbalance.execution.distributed import share_out
 from tempbalance.model.layers import Layer, find_layers
-from tempbalance.ranking.scoring import Job, Scoring, is_doubtful, plan_layers
+from tempbalance.ranking.scoring import Job, Scoring, plan_layers
 from tempbalance.spectral.eigenvalues import Spectrum, num_solve_bytes
 from tempbalance.spectral.matrices import Part
+from tempbalance.spectral.repair import fit_spectrum
 from tempbalance.spectral.tail import fit_tail
-from tempbalance.spectral.workers import spectra, split_jobs
+from tempbalance.spectral.workers import solves_on, spectra, split_jobs
 
 Clock = Callable[[], float]
 
@@ -199,7 +200,8 @@ def estimate(
     for owner, each in zip(owners, jobs, strict=True):
         shares[owner] += each
     shapes = {job.shape for share in shares for job in share}
-    again = {shape for shape in shapes if _is_solved_again(shape, scoring)}
+    on_device = solves_on(torch.device(device))  # the CPU repairs single eigenvalues instead, at little cost
+    again = {shape for shape in shapes if on_device and _is_solved_again(shape, scoring)}
     rank_seconds = [
         _makespan(share, num_threads, calibration, double=False)
         + _makespan([job for job in share if job.shape in again], num_threads, calibration, double=True)
@@ -241,8 +243,11 @@ def _is_solved_again(shape: tuple[int, int, int], scoring: Scoring) -> bool:
     matrix = torch.randn(1, small, small * length // side, generator=torch.Generator().manual_seed(0))
     (spectrum,) = spectra([Part("", matrix)])
     assert isinstance(spectrum, Spectrum)
-    fit = fit_tail(spectrum.eigenvalues, tail="median", tail_fraction=scoring.tail_fraction)
-    return is_doubtful(fit, spectrum)
+    try:
+        fit_spectrum(spectrum, tail="median", tail_fraction=scoring.tail_fraction, min_eigenvalues=1)
+    except TailError:
+        return True
+    return False
 
 
 def _makespan(jobs: Sequence[Job], num_threads: int, calibration: Calibration, *, double: bool) -> float:

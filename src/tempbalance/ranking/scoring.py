@@ -23,11 +23,11 @@ from tempbalance.ranking.table import LayerRow, PartRow
 from tempbalance.spectral.eigenvalues import FLAT, Spectrum, check_weight
 from tempbalance.spectral.matrices import Cut, Part, Windows, cut_fused, cut_windows
 from tempbalance.spectral.random_matrix import random_alpha
+from tempbalance.spectral.repair import fit_spectrum
 from tempbalance.spectral.score import NEEDS_FIT, ScoreFunction, ScoreName, check_score, compute_score
-from tempbalance.spectral.tail import FIXED_TAILS, TailFit, TailFunction, TailName, check_tail, fit_tail
+from tempbalance.spectral.tail import FIXED_TAILS, TailFit, TailFunction, TailName, check_tail
 from tempbalance.spectral.workers import spectra
 
-TOLERANCE = 1e-6  # of alpha, relative; a layer that may miss it in float32 is solved again in float64
 Device = str | torch.device | None
 
 
@@ -224,10 +224,10 @@ def solve(
     with the layer's name by default. The other options are those of `spectra`.
     """
     own = callable(scoring.tail) or callable(scoring.score)
-    # float32 moves most searches: they end near the largest values, or depend on the smallest (docs/decisions/0002)
-    double = double or own or scoring.tail not in FIXED_TAILS
+    if scoring.tail not in FIXED_TAILS:
+        device = "cpu"  # a device does not keep what it takes to repair eigenvalues
     jobs = [job for job in jobs if not job.reason]
-    for in_double in (True,) if double else (False, True):
+    for in_double in (True,) if double or own else (False, True):
         loaded: list[Job] = []
         verdicts: dict[int, bool | TempBalanceError] = {}
         judge = partial(_judge, verdicts, loaded, scoring)
@@ -288,8 +288,6 @@ def _score(job: Job, spectrum: Spectrum, scoring: Scoring) -> bool:
         if spectrum.largest == 0 or callable(scoring.score) or scoring.score in NEEDS_FIT:
             return True
     else:
-        if is_doubtful(fit, spectrum):
-            return False
         job.fit = fit
     job.reason = ""  # a score that does not look at the tail does not need a fit
     job.score = compute_score(spectrum.eigenvalues, job.fit, score=scoring.score)
@@ -305,15 +303,6 @@ def _random_alpha(job: Job, scoring: Scoring) -> float:
     )
 
 
-def is_doubtful(fit: TailFit, spectrum: Spectrum) -> bool:
-    """Return whether the error of the eigenvalues may move alpha by more than the tolerance."""
-    if spectrum.precise:
-        return False
-    lowest = spectrum.from_units(fit.xmin)
-    # alpha - 1 = k / sum_i log(x_i / xmin): the errors of the x_i cancel, that of xmin counts k times
-    return (fit.alpha - 1) ** 2 / fit.alpha * spectrum.error(lowest) / lowest > TOLERANCE
-
-
 def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
     """Return the tail fit of a spectrum, in the weight's units."""
     if spectrum.largest == 0:
@@ -325,14 +314,11 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
         xmin = spectrum.from_units(fit.xmin)
         lowest = xmin
     else:
-        values, significant = spectrum.values, spectrum.significant()
-        if scoring.tail not in FIXED_TAILS:
-            if len(significant) < scoring.min_eigenvalues:
-                raise TailError(f"rank too low: {len(significant)} of {len(values)} eigenvalues exceed rounding noise")
-            values = significant
-        fit = fit_tail(values, tail=scoring.tail, tail_fraction=scoring.tail_fraction)
+        options = {"tail_fraction": scoring.tail_fraction, "min_eigenvalues": scoring.min_eigenvalues}
+        fit = fit_spectrum(spectrum, tail=scoring.tail, **options)
         xmin = fit.xmin
-        lowest = xmin if scoring.tail in FIXED_TAILS else float(values[0])  # a search may end right below the largest
+        # a search may end right below the largest
+        lowest = xmin if scoring.tail in FIXED_TAILS else float(spectrum.significant()[0])
         fit = replace(fit, xmin=spectrum.in_units(xmin))
     if xmin <= spectrum.uncertainty(xmin):
         raise TailError(f"rank too low: the threshold, {xmin / spectrum.largest:.1e} of the largest, is rounding noise")

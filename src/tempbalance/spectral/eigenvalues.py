@@ -8,14 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 from typing import Any
 
 import numpy as np
@@ -24,9 +18,11 @@ import torch
 from torch import Tensor
 
 from tempbalance.errors import WeightError
+from tempbalance.spectral.lapack import BLOCK, Lapack
 from tempbalance.spectral.matrices import Part
 
 Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 # A tail that spreads over less than this fraction is flat. A random matrix would have to be ten million times as long
 # as wide for that; in an orthogonal one, as initialisations make it in float32, eigenvalues are equal to about 1e-6.
@@ -35,7 +31,6 @@ FLAT = 1e-3
 _ERROR = 2.0  # of an eigenvalue, in units of eps x (value + mean + largest / 10): see docs/decisions/0002
 _SMALL_SIDE = 128  # up to here float64 takes hardly longer than float32, and torch solves a batch faster than LAPACK
 _LARGE_SIDE = 1024  # above, the MKL of torch solves in float64 faster than a reduction in one stage
-_BLOCK = 32  # columns that LAPACK reduces at a time
 _NOTHING = -(10**6)  # exponent of a job that is all zero
 _SAFE_EXPONENT = 20  # a weight up to 2**20 or down to 2**-20 can be squared and summed as it is
 
@@ -48,34 +43,27 @@ class Spectrum:
     exponent: int  # keeps weights of any magnitude from overflowing or vanishing when squared
     noise: float  # largest error of a value by arithmetic
     rounding: float  # spectral norm of the errors by storing the weight in its own precision
-    resolution: float  # relative error of the arithmetic
-
-    @property
-    def precise(self) -> bool:
-        """Whether the solve was in float64."""
-        return self.resolution < 1e-12
+    errors: Array  # usual error of each value by arithmetic; `noise` bounds the worst case
+    precise: bool  # whether the solve was in float64
+    slices: Slices | None = None  # if values can be repaired
 
     @property
     def eigenvalues(self) -> Tensor:
         """Values in the units of the squared weight; infinite or zero where float64 ends."""
-        return torch.from_numpy(_ldexp(self.values.numpy(), self.exponent))
+        return torch.from_numpy(ldexp(self.values.numpy(), self.exponent))
 
     def in_units(self, value: float) -> float:
         """Return a value in the units of the squared weight."""
-        return float(_ldexp(value, self.exponent))
+        return float(ldexp(value, self.exponent))
 
     def from_units(self, eigenvalue: float) -> float:
         """Return the inverse of `in_units`."""
-        return float(_ldexp(eigenvalue, -self.exponent))
+        return float(ldexp(eigenvalue, -self.exponent))
 
     @property
     def largest(self) -> float:
         """Largest value; 0 without values."""
         return float(self.values[-1]) if len(self.values) else 0.0
-
-    def error(self, value: float) -> float:
-        """Return the usual error of a value by arithmetic; `noise` bounds the worst case."""
-        return self.resolution * (value + float(self.values.mean()) + self.largest / 10)
 
     def uncertainty(self, value: float) -> float:
         """Return the largest error of a value, by arithmetic and by storing the weight."""
@@ -87,6 +75,26 @@ class Spectrum:
         # s^2 = noise + r (2 s + r), solved for s
         threshold = (self.rounding + math.sqrt(2 * self.rounding**2 + self.noise)) ** 2
         return self.values[self.values > threshold]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Where the values of a spectrum come from."""
+
+    values: Array  # of each slice, ascending, in the spectrum's units, shape (num_slices, side)
+    places: IntArray  # of each value of the spectrum among these
+    reductions: Sequence[Reduction]
+    factor: float  # of the part
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The Gram matrix of a matrix in tridiagonal form, reduced in float32."""
+
+    matrix: Tensor
+    values: Tensor  # eigenvalues of the tridiagonal form, in float64
+    reflections: Tensor  # one a column, as LAPACK keeps them
+    lines: Tensor  # the diagonal, the line beside it, factors of the reflections
 
 
 def check_weight(weight: Tensor) -> None:
@@ -101,55 +109,6 @@ def check_weight(weight: Tensor) -> None:
         raise WeightError(f"must be dense, got {'a quantized one' if weight.is_quantized else weight.layout}")
     if not weight.is_floating_point():
         raise WeightError(f"must be real and floating-point, got {weight.dtype}")
-
-
-class Lapack:
-    """BLAS and LAPACK functions that scipy exports; called through ctypes, they release Python's lock."""
-
-    def __init__(self) -> None:
-        from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
-
-        cython_blas, cython_lapack = _load_extension("cython_blas"), _load_extension("cython_lapack")
-        letters = {torch.float32: "s", torch.float64: "d"}
-        # half of a Gram matrix; reduction to tridiagonal form; eigenvalues of that form
-        self.syrk = {dtype: _function(cython_blas, f"{letter}syrk", 10) for dtype, letter in letters.items()}
-        self.sytrd = {dtype: _function(cython_lapack, f"{letter}sytrd", 10) for dtype, letter in letters.items()}
-        self.sterf = _function(cython_lapack, "dsterf", 4)
-        self.pools = ThreadpoolController().select(user_api="blas")
-
-
-def _load_extension(name: str) -> Any:
-    """Load a module of scipy.linalg without the rest of the package, which takes a tenth of the time of torch."""
-    import scipy  # type: ignore[import-untyped]
-
-    full = f"scipy.linalg.{name}"
-    spec = PathFinder.find_spec(full, [os.path.join(folder, "linalg") for folder in scipy.__path__])
-    if full in sys.modules or spec is None or spec.loader is None:
-        return import_module(full)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _function(module: Any, name: str, num_arguments: int) -> Any:
-    """Return a function that a Cython module exports."""
-    capsule = module.__pyx_capi__[name]
-    get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
-    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    signature = get_name(capsule)
-    if signature.count(b" *") != num_arguments or b"int *" not in signature or not signature.startswith(b"void ("):
-        raise ImportError(f"scipy exports {name} as {signature!r}")
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * num_arguments)(get_pointer(capsule, signature))
-
-
-@cache
-def load_lapack() -> Lapack | None:
-    """Return scipy's functions, loaded at the first call; None if this scipy has none in the expected form."""
-    try:
-        return Lapack()
-    except (ImportError, AttributeError, KeyError, ValueError):
-        return None
 
 
 def num_solve_bytes(slices: Tensor, *, double: bool) -> int:
@@ -196,40 +155,35 @@ def _half_product(slices: Tensor, unit: float, lapack: Lapack) -> Tensor:
     # Fortran sees the transpose of each matrix, and takes the half below the diagonal for that above it
     transposed, side, length = (b"T", rows, columns) if rows <= columns else (b"N", columns, rows)
     number = ctypes.c_float if slices.dtype == torch.float32 else ctypes.c_double
-    n, k, ld = (ctypes.byref(ctypes.c_int(each)) for each in (side, length, columns))
     one, zero = ctypes.byref(number(unit)), ctypes.byref(number(0.0))
     gram = slices.new_empty(num_slices, side, side)
     for matrix, result in zip(slices, gram, strict=True):
-        lapack.syrk[slices.dtype](b"U", transposed, n, k, one, matrix.data_ptr(), ld, zero, result.data_ptr(), n)
+        lapack.syrk[slices.dtype](b"U", transposed, side, length, one, matrix, columns, zero, result, side)
     return gram
 
 
-def solve_on_cpu(gram: Tensor, lapack: Lapack | None) -> Tensor:
-    """Return the eigenvalues of Gram matrices on the CPU by the fastest solver; overwrites them.
-
-    Only the half up to the diagonal counts.
-    """
+def solve_on_cpu(slices: Tensor, *, double: bool, lapack: Lapack | None) -> Solved:
+    """Return the eigenvalues of the Gram matrices of slices on the CPU by the fastest solver."""
+    gram, exponent = gram_matrices(slices, double=double, lapack=lapack)
     num_slices, side, _ = gram.shape
     if lapack is None or side <= _SMALL_SIDE or (gram.dtype == torch.float64 and side > _LARGE_SIDE):
         try:
-            solved: Tensor = torch.linalg.eigvalsh(gram.mT, UPLO="U")  # LAPACK takes the matrix transposed
+            values: Tensor = torch.linalg.eigvalsh(gram.mT, UPLO="U")  # LAPACK takes the matrix transposed
         except RuntimeError as err:  # torch.linalg.LinAlgError
             raise WeightError(f"has no eigenvalues that LAPACK can find: {err}") from err
-        return solved.flatten().double()
+        return Solved(values.flatten().double(), exponent, gram.dtype)
     info = ctypes.c_int()
-    n, size, failed = ctypes.byref(ctypes.c_int(side)), ctypes.byref(ctypes.c_int(_BLOCK * side)), ctypes.byref(info)
-    reduced = gram.new_empty(3, num_slices, side)  # the diagonal, the line beside it, factors of the reflections
-    work = gram.new_empty(_BLOCK * side)
+    lines = gram.new_empty(num_slices, 3, side)
+    work = gram.new_empty(BLOCK * side)
+    for matrix, of_matrix in zip(gram, lines, strict=True):
+        lapack.sytrd[gram.dtype](b"U", side, matrix, side, *of_matrix, work, len(work), ctypes.byref(info))
+    values, beside = lines[:, 0].double(), lines[:, 1].double()
     for i in range(num_slices):
-        lines = (line[i].data_ptr() for line in reduced)
-        lapack.sytrd[gram.dtype](b"U", n, gram[i].data_ptr(), n, *lines, work.data_ptr(), size, failed)
-    diagonal, beside = reduced[:2].double()
-    for i in range(num_slices):
-        lapack.sterf(n, diagonal[i].data_ptr(), beside[i].data_ptr(), failed)
+        lapack.sterf(side, values[i], beside[i], ctypes.byref(info))
         if info.value:
             raise WeightError(f"has no eigenvalues that LAPACK can find: {info.value} did not converge")
-    values: Tensor = diagonal.flatten()
-    return values
+    reductions = [Reduction(*each) for each in zip(slices, values, gram, lines, strict=True)]
+    return Solved(values.flatten(), exponent, gram.dtype, reductions if gram.dtype == torch.float32 else [])
 
 
 @torch.no_grad()
@@ -292,6 +246,7 @@ class Solved:
     values: Tensor
     exponent: int
     dtype: torch.dtype
+    reductions: Sequence[Reduction] = ()
 
 
 def pool_eigenvalues(part: Part, gathered: Sequence[Solved | WeightError]) -> Spectrum | WeightError:
@@ -302,12 +257,15 @@ def pool_eigenvalues(part: Part, gathered: Sequence[Solved | WeightError]) -> Sp
             return each
         solved.append(each)
     if not solved:
-        return Spectrum(torch.zeros(0, dtype=torch.float64, device="cpu"), 0, 0.0, 0.0, 0.0)
+        return Spectrum(torch.zeros(0, dtype=torch.float64, device="cpu"), 0, 0.0, 0.0, np.zeros(0), precise=True)
     eps, exponent = torch.finfo(solved[0].dtype).eps, max(each.exponent for each in solved)
-    scaled = [_ldexp(each.values.numpy(), each.exponent - exponent) for each in solved]
-    values = np.sort(np.maximum(np.concatenate(scaled) * part.factor, 0.0))
+    scaled = [ldexp(each.values.numpy(), each.exponent - exponent) for each in solved]
+    pooled = np.maximum(np.concatenate(scaled) * part.factor, 0.0)
+    places = np.argsort(pooled, kind="stable")
+    values = pooled[places]
     _, rows, columns = part.slices.shape
     root_mean_square = math.sqrt(values.sum() / part.slices.numel())
+    reductions = [reduction for each in solved for reduction in each.reductions]
     return Spectrum(
         torch.from_numpy(values),
         exponent,
@@ -316,11 +274,13 @@ def pool_eigenvalues(part: Part, gathered: Sequence[Solved | WeightError]) -> Sp
         # an entry is off by up to eps/2 of itself, in the mean by half of that; a matrix of independent errors of
         # size e has a spectral norm of e (sqrt(rows) + sqrt(columns))
         rounding=torch.finfo(part.slices.dtype).eps / 4 * root_mean_square * (math.sqrt(rows) + math.sqrt(columns)),
-        resolution=_ERROR * eps,
+        errors=_ERROR * eps * (values + values.mean() + values[-1] / 10),
+        precise=solved[0].dtype == torch.float64,
+        slices=Slices(pooled.reshape(len(reductions), -1), places, reductions, part.factor) if reductions else None,
     )
 
 
-def _ldexp(values: Any, exponent: int) -> Any:
+def ldexp(values: Any, exponent: int) -> Any:
     """Return ``values * 2**exponent`` where ``2**exponent`` itself may be out of range."""
     with np.errstate(over="ignore", under="ignore"):
         return np.ldexp(values, exponent)

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from tempbalance.errors import ScoreError
-from tempbalance.spectral.eigenvalues import gram_matrices, load_lapack
+from tempbalance.spectral.eigenvalues import gram_matrices
+from tempbalance.spectral.lapack import load_lapack
 from tempbalance.spectral.matrices import Part
 from tempbalance.spectral.tail import FIXED_TAILS, Array, TailFit, TailFunction, TailName, fit_tail
 

@@ -23,6 +23,7 @@ Array = npt.NDArray[np.float64]
 _NUM_BINS = 100  # of the log-binned density, as in the authors' code
 _NUM_PROBES = 16  # points at which a candidate's distance is bounded from below
 _BLOCK_SIZE = 2**19  # numbers held at once while distances are computed, 4 MB a temporary
+_KNOWN = 0.1  # relative error up to which an eigenvalue can be a threshold
 _FIRST_BLOCK = 4  # candidates computed before others are ruled out
 
 
@@ -114,30 +115,59 @@ def fit_hill(spectrum: Tensor, *, num_tail: int, counts_threshold: bool = False)
     return TailFit(float(alpha), float(xmin), _distance(log_ratios, alpha), num_tail)
 
 
-def fit_goodness_of_fit(spectrum: Tensor) -> TailFit:
+def fit_goodness_of_fit(spectrum: Tensor, *, errors: Array | None = None) -> TailFit:
     """Fit with the threshold that minimises the Kolmogorov-Smirnov distance, over all positive values.
 
     The threshold is one of the values and counts as part of the tail, as in the maximum-likelihood form.
+    If the errors of the values may change the threshold, a TailError is raised.
     """
-    values = _positive(spectrum)
-    return _search(values, np.arange(len(values) - 1))
+    values, relative = _positive(spectrum, errors)
+    first = int(np.argmax(relative < _KNOWN))
+    fit = _search(values, np.arange(first, len(values) - 1), relative)
+    if first > 0:
+        # a threshold among those below keeps at least this distance from the law at the largest value
+        logs = np.log(values[first:] / values[first])
+        if math.exp(-logs[-1] * len(spectrum) / logs.sum()) - 1 / len(logs) <= fit.ks + _KNOWN / 10:
+            raise TailError("the threshold may be an eigenvalue that is rounding noise")
+    return fit
 
 
-def fit_peak(spectrum: Tensor) -> TailFit:
-    """Fit as `fit_goodness_of_fit` does, with thresholds within [0.95, 1.5] x the peak of the density.
+def fit_peak(spectrum: Tensor, *, errors: Array | None = None) -> TailFit:
+    """Fit as `fit_goodness_of_fit`, with thresholds near the peak of the log-binned density only.
 
-    The density is that of log10 of the values in 100 bins. Its peak is the lower edge of the fullest bin.
+    Candidates lie within [0.95, 1.5] x the left edge of the fullest of 100 bins, as in the authors' code.
     """
-    values = _positive(spectrum)
+    values, relative = _positive(spectrum, errors)
     logs = np.log10(values)
     if logs[-1] - logs[0] < 1e-12:
         raise TailError(f"all {len(values)} eigenvalues are equal but for rounding: their density has no peak")
     counts, edges = np.histogram(logs, _NUM_BINS)
-    peak = 10 ** edges[counts.argmax()]
-    near = (values[:-1] >= 0.95 * peak) & (values[:-1] <= 1.5 * peak)
+    best = int(counts.argmax())
+    peak = 10 ** edges[best]
+    # a bin's edge moves with the smallest and with the largest value
+    share = np.linspace(0, 1, _NUM_BINS + 1)
+    shifts = (1 - share) * relative[0] + share * relative[-1]
+    if errors is not None and not _is_fullest(best, logs, relative, edges, shifts / math.log(10)):
+        raise TailError("the peak of the density depends on rounding")
+    below, above = 1 - relative[:-1] - shifts[best], 1 + relative[:-1] + shifts[best]
+    near = (values[:-1] * above >= 0.95 * peak) & (values[:-1] * below <= 1.5 * peak)
+    surely = (values[:-1] * below >= 0.95 * peak) & (values[:-1] * above <= 1.5 * peak)
     if not near.any():
         raise TailError(f"no eigenvalue lies within [0.95, 1.5] x the density's peak at {peak:.3g}")
-    return _search(values, np.flatnonzero(near))
+    fit = _search(values, np.flatnonzero(near), relative)
+    if not surely[len(values) - fit.num_tail]:
+        raise TailError("whether the threshold is near the peak depends on rounding")
+    return fit
+
+
+def _is_fullest(best: int, logs: Array, relative: Array, edges: Array, shifts: Array) -> bool:
+    """Return whether a bin is the first of the fullest ones, however values and edges move within their errors."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lows, highs = logs + np.log10(np.maximum(1 - relative, 0)), logs + np.log10(1 + relative)
+    lefts, rights = edges[:-1], edges[1:]
+    most = lows.searchsorted(rights + shifts[1:], "right") - highs.searchsorted(lefts - shifts[:-1], "left")
+    least = highs.searchsorted(rights - shifts[1:], "left") - lows.searchsorted(lefts + shifts[:-1], "right")
+    return bool((most[:best] < least[best]).all() and (most[best + 1 :] <= least[best]).all())
 
 
 def _as_array(spectrum: Any) -> Array:
@@ -151,13 +181,14 @@ def _as_array(spectrum: Any) -> Array:
     return values
 
 
-def _positive(spectrum: Tensor) -> Array:
+def _positive(spectrum: Tensor, errors: Array | None) -> tuple[Array, Array]:
+    """Return the positive values and their relative errors."""
     values = _as_array(spectrum)
     values = values[values > 0]
     values = values[values / values[-1:] > 0]  # without those whose ratio to the largest underflows
     if len(values) < 2 or values[0] == values[-1]:
         raise TailError(f"{len(values)} positive eigenvalues, not two different ones: alpha is undefined")
-    return values
+    return values, np.zeros(len(values)) if errors is None else errors[-len(values) :] / values
 
 
 def _distance(log_ratios: Array, alpha: float) -> float:
@@ -166,7 +197,7 @@ def _distance(log_ratios: Array, alpha: float) -> float:
     return float(np.abs(model - np.arange(len(log_ratios)) / len(log_ratios)).max())
 
 
-def _search(values: Array, candidates: npt.NDArray[np.int64]) -> TailFit:
+def _search(values: Array, candidates: npt.NDArray[np.int64], relative: Array) -> TailFit:
     """Fit with the candidate threshold of the smallest distance; of equal ones with the lowest threshold.
 
     A candidate's distance is the largest of its deviations, so a few of them bound it from below. Only candidates whose
@@ -181,6 +212,8 @@ def _search(values: Array, candidates: npt.NDArray[np.int64]) -> TailFit:
     if len(candidates) == 0:
         raise TailError("all eigenvalues that could be the threshold are equal to the largest: alpha is undefined")
     slopes = num_tails / log_sums  # alpha - 1
+    # with u = slope log(x / xmin), 1 - exp(-u) moves by exp(-u) (slope d log(x / xmin) + u d slope / slope)
+    doubts = (2 + 2 / math.e) * slopes * relative[candidates]
 
     def deviations(rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Array:
         start, num_tail = candidates[rows, None], num_tails[rows, None]
@@ -194,16 +227,19 @@ def _search(values: Array, candidates: npt.NDArray[np.int64]) -> TailFit:
     blocks = np.array_split(every, 1 + len(every) * _NUM_PROBES // _BLOCK_SIZE)
     bounds = np.concatenate([deviations(rows, probes[rows].astype(np.int64)) for rows in blocks])
     distances = np.full(len(candidates), np.inf)
-    order = np.argsort(bounds, kind="stable")
+    order = np.argsort(bounds - doubts, kind="stable")
     block = max(1, _BLOCK_SIZE // len(values))
     first, size = 0, min(block, _FIRST_BLOCK)
     while first < len(order):  # the first few rule out most others
         rows = np.sort(order[first : first + size])
-        rows = rows[bounds[rows] <= distances.min() + 1e-12]
+        best = distances.argmin()
+        rows = rows[bounds[rows] - doubts[rows] <= distances[best] + doubts[best] + 1e-12]
         if len(rows) == 0:
             break
         distances[rows] = deviations(rows, np.arange(num_tails[rows].max())[None, :])
         first, size = first + size, block
     best = int(distances.argmin())
+    if (np.delete(distances - doubts, best) <= distances[best] + doubts[best]).any() and relative.any():
+        raise TailError("the threshold depends on the rounding of the eigenvalues")
     xmin = values[candidates[best]]
     return TailFit(float(1 + slopes[best]), float(xmin), float(distances[best]), int(num_tails[best]))

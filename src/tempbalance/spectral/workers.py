@@ -24,11 +24,13 @@ from torch import Tensor
 
 from tempbalance.errors import WeightError
 from tempbalance.spectral import eigenvalues
-from tempbalance.spectral.eigenvalues import Solved, Spectrum, check_weight, load_lapack
+from tempbalance.spectral.eigenvalues import Solved, Spectrum, check_weight
+from tempbalance.spectral.lapack import Lapack, load_lapack
 from tempbalance.spectral.matrices import Part, cut_by_shape
 
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is one job
 _CHUNK_SIZE = 2**22  # entries in one job
+_KEPT_BYTES = 2**26  # of reduced Gram matrices that wait for the other slices of their part
 _BATCH_BYTES = 2**28  # of Gram matrices that wait on a device to be solved together
 _lock = threading.Lock()  # held during a solve, which changes settings of the process
 _settings = ExitStack()  # restores them
@@ -128,13 +130,16 @@ class Gathered:
     def __init__(self, part: Part, num_jobs: int, then: Callable[[Spectrum], None] | None) -> None:
         self.part, self.num_jobs, self.then = part, num_jobs, then
         self.solved: list[Solved | WeightError] = []
+        num_slices, rows, columns = part.slices.shape
+        # reductions are kept until all jobs are done, so that `then` can repair values
+        self.keeps = then is not None and (num_jobs == 1 or 4 * num_slices * min(rows, columns) ** 2 <= _KEPT_BYTES)
         self.lock = threading.Lock()
 
-    def solve(self, slices: Tensor, double: bool, lapack: eigenvalues.Lapack | None) -> None:
+    def solve(self, slices: Tensor, double: bool, lapack: Lapack | None) -> None:
         """Solve one job of the part on the CPU."""
         try:
-            gram, exponent = eigenvalues.gram_matrices(slices, double=double, lapack=lapack)
-            self.add(Solved(eigenvalues.solve_on_cpu(gram, lapack), exponent, gram.dtype))
+            solved = eigenvalues.solve_on_cpu(slices, double=double, lapack=lapack)
+            self.add(solved if self.keeps else replace(solved, reductions=()))
         except WeightError as err:
             self.add(err)
 
@@ -149,8 +154,11 @@ class Gathered:
     def finish(self) -> None:
         """Pool the eigenvalues and pass them to ``then``."""
         self.spectrum = eigenvalues.pool_eigenvalues(self.part, self.solved)
+        self.solved.clear()
         if self.then is not None and isinstance(self.spectrum, Spectrum):
             self.then(self.spectrum)
+            if self.spectrum.slices is not None:  # they hold the weight
+                self.spectrum = replace(self.spectrum, slices=None)
 
 
 def solves_on(device: torch.device) -> bool:
