@@ -314,8 +314,12 @@ def _fit(spectrum: Spectrum, scoring: Scoring) -> TailFit:
         xmin = spectrum.from_units(fit.xmin)
         lowest = xmin
     else:
-        options = {"tail_fraction": scoring.tail_fraction, "min_eigenvalues": scoring.min_eigenvalues}
-        fit = fit_spectrum(spectrum, tail=scoring.tail, **options)
+        fit = fit_spectrum(
+            spectrum,
+            tail=scoring.tail,
+            tail_fraction=scoring.tail_fraction,
+            min_eigenvalues=scoring.min_eigenvalues,
+        )
         xmin = fit.xmin
         # a search may end right below the largest
         lowest = xmin if scoring.tail in FIXED_TAILS else float(spectrum.significant()[0])

@@ -69,11 +69,7 @@ def cut_stack(weight: Tensor) -> list[Part]:
 def cut_fused(weight: Tensor, *, sizes: int | Sequence[int], names: Sequence[str] = (), dim: int = 0) -> list[Part]:
     """Cut a 2-D weight that holds several projections side by side into one part per projection.
 
-    Args:
-        weight: The weight.
-        sizes: The number of equal parts, or the size of each along ``dim``.
-        names: Names of the parts; numbers if empty.
-        dim: The output dimension of the weight: 0 for ``Linear``, 1 for the ``Conv1D`` of GPT-2.
+    ``sizes`` is the number of equal parts or the size of each along ``dim``, the output dimension.
     """
     _check_dimensions(weight, 2, 2)
     length = weight.shape[dim]

@@ -52,10 +52,6 @@ def random_alpha(
     """Return the alpha of ``num_slices`` pooled random matrices, computed once; options as in `fit_tail`.
 
     A function is called with `random_eigenvalues`.
-
-    Example:
-        >>> round(random_alpha(rows=512, columns=512), 1), round(random_alpha(rows=64, columns=2048), 1)
-        (2.1, 7.6)
     """
     side, length = _sides(rows, columns, num_slices)
     return _alpha(side, length, num_slices, _Function(tail) if callable(tail) else tail, tail_fraction)
@@ -211,10 +207,6 @@ def random_edge(mean_square: float, *, rows: int, columns: int, num_slices: int 
     The Marchenko-Pastur law ends at v (sqrt(n) + sqrt(m))^2 for a large n x m matrix of independent entries of mean
     square v. In a matrix of finite size the largest eigenvalue fluctuates around that by the Tracy-Widom law, on the
     scale v (sqrt(n) + sqrt(m)) (1 / sqrt(n) + 1 / sqrt(m))^(1/3), which is allowed for.
-
-    Example:
-        >>> round(random_edge(1.0, rows=1000, columns=1000) / 4000, 3)
-        1.021
     """
     root_n, root_m = math.sqrt(rows), math.sqrt(columns)
     fluctuation = (root_n + root_m) * math.pow(1 / root_n + 1 / root_m, 1 / 3)

@@ -126,11 +126,11 @@ def _ritz_values(reduction: Reduction, first: int, num: int) -> Array:
     )
     basis = torch.linalg.qr(rotated.double().mT).Q
     rows, columns = reduction.matrix.shape
-    pieces = reduction.matrix.split(_PIECE)  # all of it in float64 would take twice its memory
+    pieces = torch.split(reduction.matrix, _PIECE)  # all of it in float64 would take twice its memory
     if rows > columns:
         products = torch.cat([piece.double() @ basis for piece in pieces])
     else:
         products = basis.new_zeros(columns, num)
-        for piece, part in zip(pieces, basis.split(_PIECE), strict=True):
+        for piece, part in zip(pieces, torch.split(basis, _PIECE), strict=True):
             products.addmm_(piece.double().mT, part)
     return np.asarray(torch.linalg.eigvalsh(products.mT @ products))

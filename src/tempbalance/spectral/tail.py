@@ -232,7 +232,7 @@ def _search(values: Array, candidates: npt.NDArray[np.int64], relative: Array) -
     first, size = 0, min(block, _FIRST_BLOCK)
     while first < len(order):  # the first few rule out most others
         rows = np.sort(order[first : first + size])
-        best = distances.argmin()
+        best = int(distances.argmin())
         rows = rows[bounds[rows] - doubts[rows] <= distances[best] + doubts[best] + 1e-12]
         if len(rows) == 0:
             break

@@ -30,7 +30,7 @@ from tempbalance.spectral.matrices import Part, cut_by_shape
 
 _CHUNK_COST = 2**25  # multiplications in one job, a few milliseconds; a larger matrix is one job
 _CHUNK_SIZE = 2**22  # entries in one job
-_KEPT_BYTES = 2**26  # of reduced Gram matrices that wait for the other slices of their part
+_KEPT_BYTES = 2**25  # of reduced Gram matrices that wait for the other slices of their part
 _BATCH_BYTES = 2**28  # of Gram matrices that wait on a device to be solved together
 _lock = threading.Lock()  # held during a solve, which changes settings of the process
 _settings = ExitStack()  # restores them
@@ -67,16 +67,12 @@ def spectra(
     device: str | torch.device | None = None,
     then: Callable[[int, Spectrum], None] | None = None,
 ) -> list[Spectrum | WeightError]:
-    """Return the spectrum of each part, in their order, or the reason why it has none.
+    """Return the spectrum of each part, in their order, or the reason why it has none; best the most expensive first.
 
-    Args:
-        parts: The parts to solve, best the most expensive first.
-        double: Work in float64, on the CPU; otherwise in float32, unless the weight is float64 or small.
-        memory: Bytes that solves under way may hold; a solve that holds more runs alone.
-        beside: Work in the calling thread alone, which should have limited torch to one thread, and leave the settings
-            of the process as they are. The CPU then works in float64 with torch's solver.
-        device: Where to solve; by default where each weight is. A device without a solver is replaced by the CPU.
-        then: Called with the index of a part and its spectrum, in the thread that solved its last job.
+    ``double`` is float64 on the CPU. ``memory`` bounds the bytes of solves under way; a larger one runs alone.
+    ``beside`` works in the calling thread, in float64 with torch's solver, and changes no setting of the process. The
+    default ``device`` is where each weight is, or the CPU if that has no solver. ``then`` gets the index of a part and
+    its spectrum, which can be repaired meanwhile, in the thread that solved its last job.
     """
     gathered: list[Gathered] = []
     lapack = None if beside else load_lapack()
@@ -92,8 +88,6 @@ def spectra(
             on_meta = replace(part, slices=slices.to("meta"))
             of_part = Gathered(on_meta, len(chunks), partial(then, len(gathered)) if then else None)
             gathered.append(of_part)
-            if not chunks:
-                of_part.finish()
             for chunk in chunks:
                 if on_device:
                     batches.add(of_part, chunk)
@@ -134,9 +128,10 @@ class Gathered:
         # reductions are kept until all jobs are done, so that `then` can repair values
         self.keeps = then is not None and (num_jobs == 1 or 4 * num_slices * min(rows, columns) ** 2 <= _KEPT_BYTES)
         self.lock = threading.Lock()
+        if num_jobs == 0:
+            self.finish()
 
     def solve(self, slices: Tensor, double: bool, lapack: Lapack | None) -> None:
-        """Solve one job of the part on the CPU."""
         try:
             solved = eigenvalues.solve_on_cpu(slices, double=double, lapack=lapack)
             self.add(solved if self.keeps else replace(solved, reductions=()))
@@ -144,7 +139,6 @@ class Gathered:
             self.add(err)
 
     def add(self, solved: Solved | WeightError) -> None:
-        """Add the result of a job."""
         with self.lock:
             self.solved.append(solved)
             is_last = len(self.solved) == self.num_jobs
@@ -210,24 +204,23 @@ def side_by_side(calls: Iterable[Call], *, memory: float = math.inf) -> None:
     ):
         under_way: deque[tuple[Future[None], int]] = deque()
         held = 0
+
+        def wait_until(most: float) -> None:
+            nonlocal held
+            while under_way and held > most:
+                future, num_bytes = under_way.popleft()
+                future.result()
+                held -= num_bytes
+
         for call in calls:
-            while under_way and held + call.num_bytes > memory:
-                held -= _finish_oldest(under_way)
+            wait_until(memory - call.num_bytes)
             under_way.append((pool.submit(call.run), call.num_bytes))
             held += call.num_bytes
             del call
-            while held > memory:  # before the next one is even made
-                held -= _finish_oldest(under_way)
+            wait_until(memory)  # before the next one is even made
             if memory < math.inf:
                 _trim_heap()
-        while under_way:
-            _finish_oldest(under_way)
-
-
-def _finish_oldest(under_way: deque[tuple[Future[None], int]]) -> int:
-    future, num_bytes = under_way.popleft()
-    future.result()
-    return num_bytes
+        wait_until(-1)
 
 
 def _trim_heap() -> None:
