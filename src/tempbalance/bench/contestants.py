@@ -100,7 +100,7 @@ def library_turns(subject: Subject) -> list[Turn]:
 def device_turns(subject: Subject) -> list[Turn]:
     """Return one balancing with ``median`` where the weights are, and one that copies them to the CPU.
 
-    The other tails are solved in float64, which is always done on the CPU.
+    The other tails are always solved on the CPU.
     """
     return [timed_turn(ON_DEVICE, subject.score), timed_turn(ON_CPU, partial(subject.score, device="cpu"))]
 
