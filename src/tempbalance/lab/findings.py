@@ -250,7 +250,7 @@ class Findings:
 
     def raw(self, command: str) -> str:
         """Return the command that trains the runs and each run's setting, method, rate, seed and values as JSON."""
-        head = {"study": self.name, "command": command, "about": self.subtitle}
+        head: dict[str, Any] = {"study": self.name, "command": command, "about": self.subtitle}
         head |= {"baseline": self.reference.get("method"), "measure": asdict(self.measure)}
         rows = []
         for cell in self.cells:
