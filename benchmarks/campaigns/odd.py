@@ -188,7 +188,7 @@ def crowd(draw: random.Random, name: str) -> State:
     if draw.random() < 0.9:
         return layer(draw, name)
     value = torch.randn(draw.choice([(8, 8), (8,), (2, 2, 2)]))
-    return {f"{name}.{place}.{draw.choice(['weight', 'bias'])}": value for place in range(draw.choice([300, 1500]))}
+    return {f"{name}.{place}.{draw.choice(['weight', 'bias'])}": value for place in range(draw.choice([100, 400]))}
 
 
 PARTS = (plain, plain, layer, layer, masked, weight_normed, spectral_normed, lora, recurrent, experts, quantized, views,

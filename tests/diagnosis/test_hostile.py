@@ -160,6 +160,20 @@ def test_the_time_for_stacked_experts_grows_with_their_number_and_not_with_its_s
     assert seconds(1600) < 16 * max(seconds(200), 0.1)
 
 
+def test_the_time_to_read_a_safetensors_file_grows_with_its_tensors_and_not_with_their_square(tmp_path):
+    def seconds(count):
+        save_file({f"layers.{place}.weight": torch.ones(2, 2) for place in range(count)}, tmp_path / "a.safetensors")
+        start = time.process_time()
+        assert (
+            sum(tensor.load().numel() for tensor in read.read_checkpoint(tmp_path / "a.safetensors").tensors)
+            == 4 * count
+        )
+        return time.process_time() - start
+
+    seconds(50)
+    assert seconds(4000) < 32 * max(seconds(250), 0.05)
+
+
 @pytest.mark.slow
 def test_the_time_for_a_page_grows_with_its_rows_and_not_with_their_square():
     rows = diagnosis_rows()

@@ -108,24 +108,23 @@ def _read_safetensors(file: File) -> dict[str, StoredTensor]:
     header = parse_json(file.read(length), "the safetensors header")
     header.pop("__metadata__", None)
     with _opened(file):
-        return {name: _described(file, name, header[name]) for name in sorted(header, key=natural_order)}
+        return {name: _described(file, 8 + length, name, header[name]) for name in sorted(header, key=natural_order)}
 
 
-def _described(file: File, name: str, entry: Any) -> StoredTensor:
+def _described(file: File, start: int, name: str, entry: Any) -> StoredTensor:
     match entry:
-        case {"dtype": str() as kind, "shape": list() as shape, "data_offsets": _} if len(entry) == 3:
+        case {"dtype": str() as kind, "shape": list() as shape, "data_offsets": [begin, end]} if len(entry) == 3:
             num_elements(f"tensor {quoted(name)}", shape)
             problem = "" if kind in _DTYPES else f"{quoted(kind)}, a dtype that is not read"
-            load = partial(_load, file, name)
-            return StoredTensor(name, tuple(shape), _DTYPES.get(kind, torch.uint8), load, problem=problem)
+            dtype = _DTYPES.get(kind, torch.uint8)
+            load = partial(_load, file, start + begin, end - begin, shape, dtype)
+            return StoredTensor(name, tuple(shape), dtype, load, problem=problem)
     raise CheckpointError(f"tensor {quoted(name)} needs dtype, shape and data_offsets in the header, and nothing else")
 
 
-def _load(file: File, name: str) -> Tensor:
-    """Read a tensor and close the file, because the pages of open files would add up."""
-    with _opened(file) as opened:
-        tensor: Tensor = opened.get_tensor(name)
-        return tensor
+def _load(file: File, start: int, num_bytes: int, shape: list[int], dtype: torch.dtype) -> Tensor:
+    """Read a tensor at a place that the package has checked; it would parse the whole header again for each."""
+    return file.tensor(start, num_bytes).view(dtype).reshape(shape)
 
 
 @contextmanager
