@@ -2,14 +2,18 @@
 
 import io
 import os
+import tempfile
 from itertools import count
 
+import pytest
 from rich.console import Console
 
-from tempbalance.lab.executors.ray import pack, unpack
+from tempbalance.lab.executors.ray import _settled, pack, unpack
 from tempbalance.lab.images.recipe import ImageRecipe
+from tempbalance.lab.recipe import read_recipe
 from tempbalance.lab.train import train
 from tempbalance.runlog import RunFolder
+from tests.lab.campaign import job
 from tests.lab.cut import resumed_after
 
 RECIPE = ImageRecipe(dataset="digits", model="mlp", width=0.25, epochs=3, limit=300)
@@ -79,3 +83,24 @@ def test_what_is_unpacked_again_is_the_same(tmp_path):
         unpack(late, tmp_path)
         assert pack(tmp_path) == late
     assert RunFolder(tmp_path).checkpoint() == {"epoch": 2}
+
+
+def logged(num_epochs: int, who: str) -> dict[str, bytes]:
+    lines = "".join(f'{{"epoch": {epoch}, "who": "{who}"}}\n' for epoch in range(1, num_epochs + 1))
+    return {"metrics.jsonl": lines.encode(), "last.ckpt": who.encode()}
+
+
+@pytest.mark.parametrize(
+    ("here", "sent", "who"), [(0, 0, "sent"), (0, 2, "sent"), (2, 0, "here"), (2, 2, "here"), (2, 3, "sent")]
+)
+def test_a_run_goes_on_from_where_it_stands_further(tmp_path, monkeypatch, here, sent, who):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    asked = job(tmp_path / "elsewhere")
+    if here:
+        _settled(asked, logged(here, "here"), "copy")
+    settled = _settled(asked, logged(sent, "sent"), "copy")
+    assert settled.folder == tmp_path / "copy"
+    assert ImageRecipe.from_dict(read_recipe(settled.folder / "asked.json")) == asked.recipe
+    assert settled.num_finished == max(here, sent)
+    assert (settled.folder / "last.ckpt").read_text() == who
+    assert not asked.folder.exists()
