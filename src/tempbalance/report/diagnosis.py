@@ -42,6 +42,11 @@ _COLUMNS = (
     Column("entropy", "Of the eigenvalues as shares of their sum, 0 to 1", "entropy", is_more=True),
 )
 
+_FIELDS = {
+    kind: [(column.field, column.digits) for column in _COLUMNS if column.field and column.is_more == is_more]
+    for kind, is_more in (("cells", False), ("more", True))
+}
+
 
 def diagnosis_charts(rows: Sequence[DiagnosisRow], *, model: str, tail: str) -> dict[str, alt.TopLevelMixin]:
     """Return ``alpha_over_random`` and ``alpha`` by depth, and ``spectrum``, each where a layer has one."""
@@ -198,8 +203,4 @@ def _layer_lines(place: int, row: DiagnosisRow, numbers: Numbers) -> list[dict[s
 
 def _cells(values: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the numbers of the columns that are always shown, and of those on demand."""
-    cells: dict[str, list[str]] = {"cells": [], "more": []}
-    for column in _COLUMNS:
-        if column.field:
-            cells["more" if column.is_more else "cells"].append(number(values.get(column.field), column.digits))
-    return cells
+    return {kind: [number(values.get(field), digits) for field, digits in fields] for kind, fields in _FIELDS.items()}

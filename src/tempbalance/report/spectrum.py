@@ -36,7 +36,10 @@ def log_edges(logs: Array) -> Array:
     low, high = float(logs[0]), float(logs[-1])
     if high - low < 1e-3:
         low, high = low - 0.01, high + 0.01
-    return np.linspace(low, high, 1 + min(MOST_BINS, max(12, round(2 * math.sqrt(len(logs))))))
+    num_bins = min(MOST_BINS, max(12, round(2 * math.sqrt(len(logs)))))
+    edges = low + (high - low) / num_bins * np.arange(num_bins + 1, dtype=np.float64)
+    edges[-1] = high
+    return edges
 
 
 def bin_counts(logs: Array, edges: Array) -> NDArray[np.int64]:
