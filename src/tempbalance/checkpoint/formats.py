@@ -215,7 +215,7 @@ def _member(file: File, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stor
                 while member.read(_STEP_BYTES):
                     pass
         front = file.tensor(info.header_offset, _LOCAL_HEADER.size).numpy().tobytes()
-        return info.header_offset + len(front) + sum(_LOCAL_HEADER.unpack(front))
+        return int(info.header_offset + len(front) + sum(_LOCAL_HEADER.unpack(front)))
 
     def read(start: int, count: int) -> Tensor:
         file.check()

@@ -131,7 +131,7 @@ class _Walk:
 
     def entries(self, value: object) -> Iterator[tuple[str, object]]:
         """Iterate over the items of a mapping, the attributes of an object or the entries of a list, by name."""
-        parts = [value] if isinstance(value, Mapping | list | tuple) else []
+        parts: list[Any] = [value] if isinstance(value, Mapping | list | tuple) else []
         if isinstance(value, Inert):
             self._count(len(value.args))
             parts = [each for each in (*value.args, value.items) if isinstance(each, dict | list) and each]
