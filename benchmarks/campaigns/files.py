@@ -36,6 +36,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+import scipy.linalg  # noqa: F401
+import threadpoolctl  # noqa: F401
 import torch
 import typer
 from benchmarks.campaigns.odd import OddFile, make_file
@@ -43,9 +45,8 @@ from tests.checkpoint import hostile
 
 import tempbalance.cli.allocate
 import tempbalance.cli.diagnose
-import tempbalance.report.diagnosis  # noqa: F401
+import tempbalance.report  # noqa: F401
 from tempbalance.cli import app
-from tempbalance.spectral.eigenvalues import load_lapack
 
 MOST_SECONDS, MOST_WAIT, MOST_BYTES, MOST_OUTPUT = 10, 300, 2**30, 20 << 20
 EVERY_PROCESS, EVERY_INTERRUPT = 100, 23
@@ -292,7 +293,6 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="make and read this file alone, and show what the command prints")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    load_lapack()
     gc.collect()
     gc.freeze()
     campaign = Campaign(options.seed)
