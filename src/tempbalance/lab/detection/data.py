@@ -47,6 +47,7 @@ WEIGHTS = {  # loading them executes their content, so any other file is refused
     )
 }
 _FOLDERS = ("Annotations", "ImageSets/Main", "JPEGImages")
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _SLACK = 1  # pixels that a box may reach over the edge: some tools count from 0
 _ORIENTATION = 0x0112  # EXIF's tag for how an image is to be turned
 
@@ -133,7 +134,7 @@ def _read_object(element: ElementTree.Element, classes: Sequence[str], size: tup
     box = element.find("bndbox")
     if box is None:
         raise ValueError(f"an <object> must have a <bndbox>, the {name} has none")
-    edges = {side: _number(box, side) for side in ("xmin", "ymin", "xmax", "ymax")}
+    edges = {side: _number(box, side) for side in _SIDES}
     difficult = (element.findtext("difficult") or "0").strip()
     if difficult not in ("0", "1"):
         raise ValueError(f"difficult must be 0 or 1, got {difficult!r}")
@@ -354,8 +355,6 @@ _VERSION = 1  # counted up when the images change
 _VAL = 5  # one in five of the images for training is in val
 _SMALLEST, _LARGEST, _MOST = 16, 44, 3  # pixels of a shape; shapes in an image
 
-Edges = tuple[int, int, int, int]
-
 
 def draw_shapes(folder: Path, *, num_images: tuple[int, int] = NUM_SHAPES, seed: int = 0) -> None:
     """Draw coloured shapes on noise from a seed, in VOC's layout."""
@@ -365,7 +364,7 @@ def draw_shapes(folder: Path, *, num_images: tuple[int, int] = NUM_SHAPES, seed:
     for number, name in enumerate(names):
         image, annotation = _draw_image(name, np.random.default_rng((seed, number)))
         image.save(folder / "JPEGImages" / f"{name}.jpg", quality=90)
-        ElementTree.ElementTree(annotation).write(folder / "Annotations" / f"{name}.xml")
+        (folder / "Annotations" / f"{name}.xml").write_text(annotation)
     trainval, test = names[: num_images[0]], names[num_images[0] :]
     num_train = len(trainval) - len(trainval) // _VAL
     sets = {"trainval": trainval, "train": trainval[:num_train], "val": trainval[num_train:], "test": test}
@@ -374,13 +373,12 @@ def draw_shapes(folder: Path, *, num_images: tuple[int, int] = NUM_SHAPES, seed:
         (folder / path).write_text("".join(f"{name}\n" for name in part))
 
 
-def _draw_image(name: str, generator: np.random.Generator) -> tuple[Image.Image, ElementTree.Element]:
+def _draw_image(name: str, generator: np.random.Generator) -> tuple[Image.Image, str]:
     """Draw shapes that do not overlap, and annotate them."""
     image = Image.fromarray(generator.integers(0, 110, (SIDE, SIDE, 3), dtype=np.uint8))
     draw = ImageDraw.Draw(image)
-    root = ElementTree.Element("annotation")
-    ElementTree.SubElement(root, "filename").text = f"{name}.jpg"
-    drawn: list[Edges] = []
+    objects = ""
+    drawn: list[tuple[int, ...]] = []
     for _ in range(int(generator.integers(1, _MOST + 1))):
         width, height = (int(side) for side in generator.integers(_SMALLEST, _LARGEST, 2))
         left, top = int(generator.integers(0, SIDE - width)), int(generator.integers(0, SIDE - height))
@@ -391,16 +389,10 @@ def _draw_image(name: str, generator: np.random.Generator) -> tuple[Image.Image,
             continue
         edges = (left, top, right, bottom)
         drawn.append(edges)
-        if shape == "rectangle":
-            draw.rectangle(edges, fill=colour)
-        elif shape == "disc":
-            draw.ellipse(edges, fill=colour)
-        else:
+        if shape == "triangle":
             draw.polygon([(left, bottom), (right, bottom), ((left + right) // 2, top)], fill=colour)
-        element = ElementTree.SubElement(root, "object")
-        ElementTree.SubElement(element, "name").text = shape
-        ElementTree.SubElement(element, "difficult").text = "0"
-        box = ElementTree.SubElement(element, "bndbox")
-        for side, edge in zip(("xmin", "ymin", "xmax", "ymax"), edges, strict=True):
-            ElementTree.SubElement(box, side).text = str(edge + 1)
-    return image, root
+        else:
+            (draw.rectangle if shape == "rectangle" else draw.ellipse)(edges, fill=colour)
+        box = "".join(f"<{side}>{edge + 1}</{side}>" for side, edge in zip(_SIDES, edges, strict=True))
+        objects += f"<object><name>{shape}</name><difficult>0</difficult><bndbox>{box}</bndbox></object>"
+    return image, f"<annotation><filename>{name}.jpg</filename>{objects}</annotation>"

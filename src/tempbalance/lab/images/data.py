@@ -76,18 +76,12 @@ class ImageData:
 def load_data(
     name_or_path: str, *, cache: Path | None = None, limit: int | None = None, test_limit: int | None = None
 ) -> ImageData:
-    """Load a known dataset, an ``.npz`` file or a folder of class folders.
+    """Load a known dataset, an ``.npz`` file or a folder of class folders; one's own data are cropped and flipped.
 
-    One's own data is cropped and flipped when training.
-
-    Args:
-        name_or_path: A name in `DATASETS`; or the path of an ``.npz`` with train_images, train_labels, test_images and
-            test_labels (images uint8 of shape ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)`` with 1 or 3 channels,
-            labels integers); or of a folder with ``train/<class>/*.png`` and ``test/<class>/*.png`` (or ``val/``, or
-            JPEG, BMP or WebP files), all of one size; gray if all are, otherwise in colour, without transparency.
-        cache: Where downloads are kept; see `cache_folder`.
-        limit: Largest number of training images and of test images; a fixed random sample is chosen.
-        test_limit: Largest number of test images; ``None`` for ``limit``.
+    An ``.npz`` file has train_images, train_labels, test_images and test_labels: images uint8 of shape ``(N, H, W)``,
+    ``(N, H, W, C)`` or ``(N, C, H, W)`` with 1 or 3 channels, labels integers. A folder has ``train/<class>/*.png`` and
+    ``test/<class>/*.png`` (or ``val/``, or JPEG, BMP or WebP files), all of one size; gray if all are, otherwise in
+    colour, without transparency. Limits choose a fixed random sample; ``test_limit`` is that of training if not given.
     """
     for name, value in {"limit": limit, "test_limit": test_limit}.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

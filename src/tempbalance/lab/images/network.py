@@ -46,10 +46,8 @@ class BasicBlock(nn.Module):
 
     def __init__(self, num_inputs: int, num_channels: int, *, stride: int) -> None:
         super().__init__()
-        self.conv1 = _conv(num_inputs, num_channels, stride=stride)
-        self.bn1 = nn.BatchNorm2d(num_channels)
-        self.conv2 = _conv(num_channels, num_channels)
-        self.bn2 = nn.BatchNorm2d(num_channels)
+        self.conv1, self.bn1 = _normed(num_inputs, num_channels, stride=stride)
+        self.conv2, self.bn2 = _normed(num_channels, num_channels)
         self.shortcut = _shortcut(num_inputs, num_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,12 +64,9 @@ class Bottleneck(nn.Module):
     def __init__(self, num_inputs: int, num_channels: int, *, stride: int) -> None:
         super().__init__()
         num_outputs = self.expansion * num_channels
-        self.conv1 = _conv(num_inputs, num_channels, size=1)
-        self.bn1 = nn.BatchNorm2d(num_channels)
-        self.conv2 = _conv(num_channels, num_channels, stride=stride)
-        self.bn2 = nn.BatchNorm2d(num_channels)
-        self.conv3 = _conv(num_channels, num_outputs, size=1)
-        self.bn3 = nn.BatchNorm2d(num_outputs)
+        self.conv1, self.bn1 = _normed(num_inputs, num_channels, size=1)
+        self.conv2, self.bn2 = _normed(num_channels, num_channels, stride=stride)
+        self.conv3, self.bn3 = _normed(num_channels, num_outputs, size=1)
         self.shortcut = _shortcut(num_inputs, num_outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,8 +92,7 @@ class ResNet(nn.Sequential):
         super().__init__()
         widths = [_scaled(each, width) for each in (64, 128, 256, 512)]
         inputs = [widths[0], *(block.expansion * each for each in widths)]
-        self.conv1 = _conv(channels, widths[0])
-        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.conv1, self.bn1 = _normed(channels, widths[0])
         self.relu = nn.ReLU()
         for i, (stride, depth) in enumerate(zip((1, 2, 2, 2), depths, strict=True)):
             first = block(inputs[i], widths[i], stride=stride)
@@ -121,7 +115,7 @@ class VGG(nn.Sequential):
         for num_channels, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
             num_outputs = _scaled(num_channels, width)
             for _ in range(depth):
-                modules += [_conv(num_inputs, num_outputs), nn.BatchNorm2d(num_outputs), nn.ReLU()]
+                modules += [*_normed(num_inputs, num_outputs), nn.ReLU()]
                 num_inputs = num_outputs
             modules.append(nn.MaxPool2d(2) if side > 1 else nn.Identity())
             side = max(1, side // 2)
@@ -212,9 +206,12 @@ def _average() -> nn.Sequential:
 
 def _shortcut(num_inputs: int, num_outputs: int, stride: int) -> nn.Sequential:
     """Return an empty shortcut if the shape stays, else a 1x1 convolution with its norm."""
-    if stride == 1 and num_inputs == num_outputs:
-        return nn.Sequential()
-    return nn.Sequential(_conv(num_inputs, num_outputs, size=1, stride=stride), nn.BatchNorm2d(num_outputs))
+    is_empty = stride == 1 and num_inputs == num_outputs
+    return nn.Sequential(*(() if is_empty else _normed(num_inputs, num_outputs, size=1, stride=stride)))
+
+
+def _normed(num_inputs: int, num_outputs: int, *, size: int = 3, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    return _conv(num_inputs, num_outputs, size=size, stride=stride), nn.BatchNorm2d(num_outputs)
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

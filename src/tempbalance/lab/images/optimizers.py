@@ -8,7 +8,7 @@ reads values in each step. ``docs/numbers.md`` lists the differences.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -47,14 +47,12 @@ class _Optimizer(Optimizer):
     def __init__(self, params: Any, **defaults: float) -> None:
         super().__init__(params, defaults)
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self.update(parameter, parameter.grad, group)
-        return loss
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(parameter, parameter.grad, group)
 
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         raise NotImplementedError

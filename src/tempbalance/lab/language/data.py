@@ -57,15 +57,10 @@ def load_text(
 ) -> TextData:
     """Load a known text, a text file or a folder of three.
 
-    Args:
-        name_or_path: ``penn_treebank``, ``pydoc`` (the help on topics that Python comes with); or the path of a UTF-8
-            text, of which the first 80 % are for training, the next 10 % for validation and the rest for the test; or
-            of a folder with a training, a validation and a test text: ``train.txt`` or one ``*.train.txt``, and the
-            same for ``valid`` and ``test``. Files called ``ptb.*.txt`` must be those of Penn Treebank.
-        tokens: ``words``, to which signs belong, with ``<eos>`` at the end of every line that has any; or
-            ``characters``. In Penn Treebank white space parts words.
-        vocabulary: Keep this many of the most frequent tokens, ``<unk>`` among them; ``None`` for all.
-        cache: Where downloads are kept.
+    Of a UTF-8 file the first 80 % are for training, the next 10 % for validation and the rest for the test. A folder
+    has ``train.txt`` or one ``*.train.txt``, and the same for ``valid`` and ``test``; files called ``ptb.*.txt`` must
+    be those of Penn Treebank, in which white space parts words. A vocabulary keeps this many of the most frequent
+    tokens, ``<unk>`` among them.
     """
     if tokens not in TOKENS:
         raise ValueError(unknown("tokens", tokens, TOKENS))

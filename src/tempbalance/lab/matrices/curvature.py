@@ -9,6 +9,7 @@ BatchNorm in evaluation mode. Its parameters and gradients do not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,34 +21,16 @@ from tempbalance.errors import TailError, TempBalanceError
 
 Array = npt.NDArray[np.float64]
 Data = Sequence[tuple[Tensor, Tensor]]  # batches of inputs and targets
+Loss = Callable[[Tensor, Tensor], Tensor]  # from outputs and targets of a batch to their mean loss
 _SMALL = 64  # sides of matrices up to which forming them costs less than iterating
 
 
-def hessian_eigenvalues(
-    network: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    data: Data,
-    *,
-    k: int,
-    seed: int = 0,
-    tolerance: float = 1e-6,
-) -> Tensor:
-    """Return the largest eigenvalues of the Hessian of the mean loss over all samples (Eq. 8).
+def hessian_eigenvalues(network: nn.Module, loss: Loss, data: Data, *, k: int, **options: Any) -> Tensor:
+    """Return the k largest eigenvalues, or all, of the Hessian of the mean loss over all samples (Eq. 8).
 
-    Args:
-        network: Network of trainable parameters.
-        loss: Takes outputs and targets of a batch to their mean loss.
-        data: All batches.
-        k: Number of eigenvalues; all of them where the matrix has fewer.
-        seed: Seed of the first vector, which is drawn without touching the global random state.
-        tolerance: Relative error at which the iterations end. In float32 an error of about 1e-6 times the largest
-            eigenvalue remains.
-
-    Returns:
-        The eigenvalues, the largest first, in float64; negative ones are the last.
-
-    Raises:
-        TempBalanceError: If a loss is not finite, or the iterations do not end.
+    They are in float64, the largest first. Options are ``seed``, of the first vector, which is drawn without touching
+    the global random state, and ``tolerance``, the relative error at which the iterations end (1e-6). In float32 an
+    error of about 1e-6 times the largest eigenvalue remains.
 
     Example:
         >>> data = [(torch.eye(2), torch.zeros(2, 1))]
@@ -68,15 +51,14 @@ def hessian_eigenvalues(
             total += len(inputs) / num_samples * _flat(seconds)
         return total
 
-    size = sum(each.numel() for each in parameters)
-    return _largest(product, size, k=k, seed=seed, tolerance=tolerance)
+    return _largest(product, sum(each.numel() for each in parameters), k=k, **options)
 
 
-def ntk_eigenvalues(network: nn.Module, data: Data, *, k: int, seed: int = 0, tolerance: float = 1e-6) -> Tensor:
-    """Return the largest eigenvalues of the neural tangent kernel, J J' with a row of J for each sample and output.
+def ntk_eigenvalues(network: nn.Module, data: Data, *, k: int, **options: Any) -> Tensor:
+    """Return the k largest eigenvalues of the neural tangent kernel, J J' with a row of J for each sample and output.
 
     Divided by the number of samples they are those of the Fisher matrix (Eqs. 6, 7), but for zeros; the kernel's
-    vectors are shorter where a network has more parameters than the data have outputs. Options and errors are those of
+    vectors are shorter where a network has more parameters than the data have outputs. Options are those of
     `hessian_eigenvalues`.
     """
     parameters = list(network.parameters())
@@ -98,7 +80,7 @@ def ntk_eigenvalues(network: nn.Module, data: Data, *, k: int, seed: int = 0, to
 
     with torch.no_grad():
         size = sum(outputs.numel() for outputs in _outputs(network, data))
-    return _largest(product, size, k=k, seed=seed, tolerance=tolerance)
+    return _largest(product, size, k=k, **options)
 
 
 @torch.no_grad()
@@ -106,9 +88,6 @@ def output_covariance(network: nn.Module, data: Data) -> Tensor:
     """Return the covariance of the outputs about zero, the mean of f f' over all samples (Eq. cov), in float64.
 
     A part of a network, such as all layers but the last, gives the covariance of its hidden outputs.
-
-    Raises:
-        TempBalanceError: If an output is not finite.
     """
     products = [outputs.double().T @ outputs.double() for outputs in _outputs(network, data)]
     return sum(products, start=torch.zeros_like(products[0])).cpu() / sum(len(inputs) for inputs, _ in data)
@@ -118,14 +97,8 @@ def decay_exponent(eigenvalues: Tensor | Array | Sequence[float], *, floor: floa
     """Return the decay exponent s of eigenvalues, lambda_k = lambda_1 k^-s.
 
     It is minus the slope of the least-squares line of log lambda_k over log k, k being 1 for the largest; the line's
-    height is free. A spectrum that is a power law has s = 1 / (alpha - 1) with alpha of its tail's density.
-
-    Args:
-        eigenvalues: In any order.
-        floor: Skip values below this share of the largest: in float32 they are rounding noise.
-
-    Raises:
-        TailError: If fewer than two are positive, or one is not finite.
+    height is free. A spectrum that is a power law has s = 1 / (alpha - 1) with alpha of its tail's density. Values
+    below the ``floor``, a share of the largest, are skipped: in float32 they are rounding noise.
 
     Example:
         >>> round(decay_exponent([8.0, 4.0, 8 / 3, 2.0]), 6)
@@ -144,11 +117,7 @@ def decay_exponent(eigenvalues: Tensor | Array | Sequence[float], *, floor: floa
 
 
 def _outputs(network: nn.Module, data: Data) -> Iterator[Tensor]:
-    """Yield the network's outputs for each batch.
-
-    Raises:
-        TempBalanceError: If an output is not finite.
-    """
+    """Yield the network's outputs for each batch, if they are finite."""
     for number, (inputs, _) in enumerate(data):
         outputs: Tensor = network(inputs)
         if not outputs.isfinite().all():
@@ -157,7 +126,6 @@ def _outputs(network: nn.Module, data: Data) -> Iterator[Tensor]:
 
 
 def _split(vector: Array, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Split a vector into the shapes of the parameters."""
     parts = torch.split(torch.from_numpy(vector), [each.numel() for each in parameters])
     return [part.to(each).view_as(each) for part, each in zip(parts, parameters, strict=True)]
 
@@ -171,7 +139,7 @@ def _flat(parts: Sequence[Tensor]) -> Array:
     return flat
 
 
-def _largest(product: Callable[[Array], Array], size: int, *, k: int, seed: int, tolerance: float) -> Tensor:
+def _largest(product: Callable[[Array], Array], size: int, *, k: int, seed: int = 0, tolerance: float = 1e-6) -> Tensor:
     """Return the k largest eigenvalues of a symmetric matrix, the largest first."""
     if size <= max(_SMALL, 2 * k):  # Lanczos would keep as many vectors as the matrix has
         matrix = np.stack([product(row) for row in np.eye(size)])
