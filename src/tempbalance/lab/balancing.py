@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.optim import Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 import tempbalance
 from tempbalance.lab.options import is_side
-from tempbalance.lab.recipe import BalancingRecipe, IterationsRecipe
+from tempbalance.lab.recipe import BalancingRecipe, IterationsRecipe, find_method
 from tempbalance.lab.runs import Epoch, TrainingError
 from tempbalance.lab.train import Training
 from tempbalance.runlog import Line
@@ -28,6 +31,7 @@ _SCORING = (
     "tail", "tail_fraction", "score", "score_first", "score_last", "score_embeddings", "min_eigenvalues", "interval",
     "start", "stop",
 )  # fmt: skip
+_ADAM = ("lr", "betas", "eps", "weight_decay")
 _COMPARISON = ("keep_mean", "shrink", "smooth", "blend", "group_by")
 
 
@@ -44,6 +48,15 @@ def scheduler_options(recipe: BalancingRecipe) -> dict[str, Any]:
     if recipe.decay_range is not None:
         options["balance"] = {"lr": options.pop("scale_range"), "weight_decay": recipe.decay_range}
     return options
+
+
+@contextmanager
+def seeded(seed: int, epoch: int, device: torch.device) -> Iterator[None]:
+    """Draw weights and dropout from the seed and an epoch, and nobody else's numbers."""
+    state = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(state[0]))
+        yield
 
 
 class BalancedTraining(Training[B]):
@@ -172,17 +185,20 @@ class BalancedTraining(Training[B]):
 
 
 class IterationsTraining(BalancedTraining[I]):
-    """Training by iterations under a cosine; an epoch lasts until the next evaluation."""
+    """Training by iterations with Adam or AdamW under a cosine; an epoch lasts until the next evaluation."""
 
-    def __init__(
-        self,
-        recipe: I,
-        network: nn.Module,
-        optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
-        fabric: Fabric,
-    ) -> None:
+    def __init__(self, recipe: I, network: nn.Module, fabric: Fabric) -> None:
+        kind = {"adam": Adam, "adamw": AdamW}[find_method(recipe.method).optimizer]
+        options = {name: getattr(recipe, name) for name in _ADAM if hasattr(recipe, name)}
         self.interval = recipe.interval if recipe.is_balanced else recipe.evaluate_every
-        super().__init__(recipe, network, optimizer, self.schedule, fabric, interval=self.interval)
+        super().__init__(
+            recipe, network, lambda groups: kind(groups, **options), self.schedule, fabric, interval=self.interval
+        )
+
+    def epoch(self, number: int) -> Epoch:
+        """Train the iterations of an epoch, then evaluate; dropout follows from the seed and the epoch."""
+        with seeded(self.recipe.seed, number, self.fabric.device):
+            return super().epoch(number)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         return CosineAnnealingLR(optimizer, T_max=self.recipe.iterations)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tempbalance.errors import unknown
 from tempbalance.lab import options
-from tempbalance.lab.options import Count, Rule
+from tempbalance.lab.options import Count, Number, Rule
 from tempbalance.lab.recipe import SEEDS, Measure, ScoredRecipe
 from tempbalance.report.text import shown
 
@@ -55,9 +55,7 @@ class DetectionRecipe(ScoredRecipe):
         Rule("a multiple of 32 from 32 to 4096", lambda value: 32 <= value <= 4096 and value % 32 == 0),
         "Side of the images in pixels.",
     ] = 640
-    mosaic: Annotated[options.Number, Field(ge=0, le=1), "Probability of combining four training images into one."] = (
-        1.0
-    )
+    mosaic: Annotated[Number, Field(ge=0, le=1), "Probability of combining four training images into one."] = 1.0
     close_mosaic: Annotated[int, Field(ge=0, le=10**9), "Number of last epochs without mosaic."] = 10
     scale_range: options.ScaleRange = (0.6, 1.4)
     start: options.Start = 0

@@ -11,10 +11,8 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tempbalance.lab.balancing import IterationsTraining
+from tempbalance.lab.balancing import IterationsTraining, seeded
 from tempbalance.lab.encoder.recipe import EncoderData, EncoderRecipe, Sentences
-from tempbalance.lab.language.training import seeded
-from tempbalance.lab.runs import Epoch
 from tempbalance.runlog import Line
 
 _AT_ONCE = 50  # sentences of an evaluation
@@ -43,7 +41,7 @@ class EncoderTraining(IterationsTraining[EncoderRecipe]):
     """An encoder in training."""
 
     def __init__(self, recipe: EncoderRecipe, data: EncoderData, fabric: Fabric) -> None:
-        with seeded(recipe, 0, fabric.device):
+        with seeded(recipe.seed, 0, fabric.device):
             network: nn.Module = Classifier(data.bert, recipe.blocks)
             chosen = torch.cat([_drawn(data.train.labels == label, recipe, label) for label in (0, 1)])
             self.order = torch.randperm(recipe.iterations * recipe.batch_size) % len(chosen)
@@ -51,13 +49,7 @@ class EncoderTraining(IterationsTraining[EncoderRecipe]):
                 network = _adapted(network, recipe)
         self.train_states = _states(data, recipe.blocks, data.train[chosen], fabric.device)
         self.test_states = _test_states(data, recipe.blocks, recipe.test_limit, fabric.device)
-        options: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
-        super().__init__(recipe, network, lambda groups: torch.optim.AdamW(groups, **options), fabric)
-
-    def epoch(self, number: int) -> Epoch:
-        """Train the iterations of an epoch, then evaluate; dropout follows from the seed and the epoch."""
-        with seeded(self.recipe, number, self.fabric.device):
-            return super().epoch(number)
+        super().__init__(recipe, network, fabric)
 
     def loss(self, batch: int) -> Tensor:
         size = self.recipe.batch_size

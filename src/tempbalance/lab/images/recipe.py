@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from tempbalance.lab import options
-from tempbalance.lab.options import BALANCING, LOGGING, METHOD, NUM_IMAGES, Count, Number, Rule, Share, pretty
+from tempbalance.lab.options import BALANCING, LOGGING, METHOD, NUM_IMAGES, Count, Fraction, NotNegative, Rule, Share
 from tempbalance.lab.recipe import ACCURACY, METHODS, BalancingRecipe, BaseRecipe, find_method
 from tempbalance.report.text import shown
 
@@ -49,7 +49,7 @@ class OnImages(BaseRecipe):
             return f"{shown(Path(self.dataset).name)}{limited}"
         train, test = NUM_IMAGES[self.dataset]
         train, test = min(train, self.limit or train), min(test, self.test_limit or self.limit or test)
-        return f"{pretty(self.dataset)}, {train:,} + {test:,} images"
+        return f"{options.pretty(self.dataset)}, {train:,} + {test:,} images"
 
 
 class ImageRecipe(OnImages, BalancingRecipe):
@@ -66,7 +66,7 @@ class ImageRecipe(OnImages, BalancingRecipe):
         Rule("a known method", lambda value: bool(find_method(value))),
         f"Training method: {', '.join(METHODS)}, or tb+ before another.",
     ] = "tb"
-    width: Annotated[Number, Field(gt=0, le=32), "Factor on the channels of the network."] = 1.0
+    width: Annotated[options.Number, Field(gt=0, le=32), "Factor on the channels of the network."] = 1.0
     epochs: options.Epochs = 200
     stop_after: Annotated[
         Count | None, "Stop after this many epochs, with the learning rates of the whole schedule."
@@ -88,9 +88,7 @@ class ImageRecipe(OnImages, BalancingRecipe):
         "Layer that a BatchNorm follows: the one that feeds it, or as published the one of its name.",
         BALANCING,
     ] = "order"
-    snr: Annotated[options.NotNegative, "Strength of the spectral norm regularisation in snr and tb+snr.", METHOD] = (
-        0.01
-    )
+    snr: Annotated[NotNegative, "Strength of the spectral norm regularisation in snr and tb+snr.", METHOD] = 0.01
     snr_iterations: Annotated[Count, "Power iterations per step; 2 or more start from random vectors.", METHOD] = 1
     lars_momentum: Annotated[Share, "Momentum of lars; the published code has none.", METHOD] = 0.0
     restart_epochs: Annotated[
@@ -98,9 +96,7 @@ class ImageRecipe(OnImages, BalancingRecipe):
     ] = None
     restart_factor: Annotated[Count, "Factor on the length of each next cycle of sgdr.", METHOD] = 1
     lookahead_steps: Annotated[Count, "Steps of lookahead between two updates of the slow weights.", METHOD] = 10
-    lookahead_alpha: Annotated[options.Fraction, "Step of lookahead's slow weights towards the fast ones.", METHOD] = (
-        0.8
-    )
+    lookahead_alpha: Annotated[Fraction, "Step of lookahead's slow weights towards the fast ones.", METHOD] = 0.8
     log_gradients: Annotated[bool, "Add gradient norms to layers.jsonl.", LOGGING] = False
     log_eigenvalues: Annotated[bool, "Add spectra to layers.jsonl.", LOGGING] = False
     log_steps: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -149,11 +149,9 @@ class ImageTraining(BalancedTraining[ImageRecipe]):
 
 def initial_network(recipe: ImageRecipe, data: ImageData) -> nn.Module:
     """Return a recipe's network with the weights that its seed gives."""
-    channels, height, width = data.train_images.shape[1:]
-    options: dict[str, Any] = {"num_classes": data.num_classes, "channels": channels, "side": (height, width)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        network = build_network(recipe.model, width=recipe.width, **options)
+        network = _build(recipe, data.num_classes, data.train_images.shape[1:])
     if recipe.norms == "name":
         follow_by_name(network)
     return network
@@ -162,9 +160,12 @@ def initial_network(recipe: ImageRecipe, data: ImageData) -> nn.Module:
 def bare_network(recipe: ImageRecipe) -> nn.Module:
     """Return a network of a recipe's size without its data; one's own data count as CIFAR-10's."""
     known = DATASETS.get(recipe.dataset, DATASETS["cifar10"])
-    channels, height, width = known.shape
-    options: dict[str, Any] = {"num_classes": known.num_classes, "channels": channels, "side": (height, width)}
-    return build_network(recipe.model, width=recipe.width, **options)
+    return _build(recipe, known.num_classes, known.shape)
+
+
+def _build(recipe: ImageRecipe, num_classes: int, shape: Sequence[int]) -> nn.Module:
+    side = shape[1], shape[2]
+    return build_network(recipe.model, num_classes=num_classes, channels=shape[0], side=side, width=recipe.width)
 
 
 def check(recipe: ImageRecipe, data: ImageData, num_processes: int) -> None:

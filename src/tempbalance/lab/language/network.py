@@ -132,38 +132,29 @@ def _feed_forward(size: Size, activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(parts))
 
 
-class TensorizedBlock(nn.Module):
-    """Block-term attention and a feed-forward part, each added and then normalised, as published."""
+class Block(nn.Module):
+    """Attention and a feed-forward part, each added to what it reads.
 
-    def __init__(self, size: Size, attention: nn.Module) -> None:
+    As published the sum is normalised; a GPT normalises what a part reads. Modules are registered in that order.
+    """
+
+    def __init__(self, size: Size, attention: nn.Module, activation: nn.Module, *, norms_first: bool) -> None:
         super().__init__()
-        self.attention = attention
-        self.attention_norm = nn.LayerNorm(size.width)
-        self.feed_forward = _feed_forward(size, nn.ReLU())
-        self.feed_forward_norm = nn.LayerNorm(size.width)
+        self.norms_first = norms_first
+        for name, part in {"attention": attention, "feed_forward": _feed_forward(size, activation)}.items():
+            named = [(name, part), (f"{name}_norm", nn.LayerNorm(size.width))]
+            for key, module in reversed(named) if norms_first else named:
+                self.add_module(key, module)
         self.dropout = nn.Dropout(size.dropout)
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        """Map states to states; the attention gets the context too."""
+        if self.norms_first:
+            x = x + self.dropout(self.attention(self.attention_norm(x), *context))
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         x = self.attention_norm(x + self.dropout(self.attention(x, *context)))
-        x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
-        return x
-
-
-class GPTBlock(nn.Module):
-    """Attention and a feed-forward part, each of what was normalised before."""
-
-    def __init__(self, size: Size, *, causal: bool) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(size.width)
-        self.attention = SoftmaxAttention(size, causal=causal)
-        self.feed_forward_norm = nn.LayerNorm(size.width)
-        self.feed_forward = _feed_forward(size, nn.GELU())
-        self.dropout = nn.Dropout(size.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
-        x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        return x
+        normed: Tensor = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        return normed
 
 
 class LlamaBlock(nn.Module):
@@ -251,7 +242,7 @@ class PublishedTransformer(LanguageModel):
     """The tensorized transformer of the paper's published code; a position sees those after it."""
 
     def __init__(self, num_tokens: int, size: Size) -> None:
-        block = lambda: TensorizedBlock(size, PublishedAttention(size))  # noqa: E731
+        block = lambda: Block(size, PublishedAttention(size), nn.ReLU(), norms_first=False)  # noqa: E731
         super().__init__(num_tokens, size, block, has_positions=False)
         self.relative_bias = nn.Parameter(torch.empty(2, size.head))
         for name, parameter in self.named_parameters():
@@ -293,9 +284,11 @@ def build_language_model(name: str, *, num_tokens: int, size: Size, causal: bool
     if name == "published":
         return PublishedTransformer(num_tokens, size)
     if name == "tensorized":
-        return LanguageModel(num_tokens, size, lambda: TensorizedBlock(size, BlockTermAttention(size, causal=causal)))
+        block = lambda: Block(size, BlockTermAttention(size, causal=causal), nn.ReLU(), norms_first=False)  # noqa: E731
+        return LanguageModel(num_tokens, size, block)
     if name == "gpt":
-        return LanguageModel(num_tokens, size, lambda: GPTBlock(size, causal=causal), nn.LayerNorm(size.width))
+        block = lambda: Block(size, SoftmaxAttention(size, causal=causal), nn.GELU(), norms_first=True)  # noqa: E731
+        return LanguageModel(num_tokens, size, block, nn.LayerNorm(size.width))
     if name == "llama":
         return Llama(num_tokens, size)
     raise ValueError(unknown("model", name, ("published", "tensorized", "gpt", "llama")))

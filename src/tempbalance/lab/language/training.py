@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from tempbalance.lab.balancing import IterationsTraining
+from tempbalance.lab.balancing import IterationsTraining, seeded
 from tempbalance.lab.language.data import PARTS, TextData, count_steps
 from tempbalance.lab.language.network import Size, build_language_model
 from tempbalance.lab.language.recipe import LanguageRecipe
-from tempbalance.lab.recipe import BaseRecipe
-from tempbalance.lab.runs import Epoch
 from tempbalance.runlog import Line
 
 _EVALUATED = 120  # sequences at a time
@@ -70,15 +66,9 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
         self.parts = {part: torch.from_numpy(getattr(data, part)).to(fabric.device) for part in PARTS}
         sizes = {"batch_size": recipe.batch_size, "sequence": recipe.sequence}
         self.text = TrainingBatches(self.parts["train"], **sizes, seed=recipe.seed, name=data.name)
-        with seeded(recipe, 0, fabric.device):
+        with seeded(recipe.seed, 0, fabric.device):
             network = bare_network(recipe, num_tokens=len(data.vocabulary))
-        options: dict[str, Any] = {"lr": recipe.lr, "betas": recipe.betas, "eps": recipe.eps}
-        super().__init__(recipe, network, lambda groups: torch.optim.Adam(groups, **options), fabric)
-
-    def epoch(self, number: int) -> Epoch:
-        """Train the iterations of an epoch, then evaluate; dropout follows from the seed and the epoch."""
-        with seeded(self.recipe, number, self.fabric.device):
-            return super().epoch(number)
+        super().__init__(recipe, network, fabric)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
         """Return the cosine; with ``hold_rates`` a balanced method follows it in steps, at each balancing."""
@@ -108,15 +98,6 @@ class LanguageTraining(IterationsTraining[LanguageRecipe]):
             total += cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
         mean = self.finite(f"{part} loss", total / (len(tokens) - 1))
         return self.finite(f"{part} perplexity", math.exp(mean) if mean < _MOST else math.inf)
-
-
-@contextmanager
-def seeded(recipe: BaseRecipe, epoch: int, device: torch.device) -> Iterator[None]:
-    """Draw weights and dropout from the seed and an epoch, and nobody else's numbers."""
-    state = np.random.SeedSequence((recipe.seed, epoch)).generate_state(1, np.uint64)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(int(state[0]))
-        yield
 
 
 def bare_network(recipe: LanguageRecipe, num_tokens: int = 10_000) -> nn.Module:

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from tempbalance.lab.balancing import IterationsTraining
 from tempbalance.lab.operators.data import OperatorData
 from tempbalance.lab.operators.recipe import OperatorRecipe
-from tempbalance.lab.recipe import find_method
 from tempbalance.runlog import Line
 
-_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _WEIGHTS, _BATCHES = range(2)  # parts of a seed
 _PROJECTED = 2  # widths between the last block and the output
 
@@ -93,9 +91,7 @@ class OperatorTraining(IterationsTraining[OperatorRecipe]):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed(recipe, _WEIGHTS))
             network = bare_network(recipe)
-        make = _OPTIMIZERS[find_method(recipe.method).optimizer]
-        options = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
-        super().__init__(recipe, network, lambda groups: make(groups, **options), fabric)
+        super().__init__(recipe, network, fabric)
 
     def batch(self, iteration: int) -> Tensor:
         """Return the solutions of an iteration; each is read once in a pass, in an order that the pass is drawn."""
