@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from xml.etree import ElementTree
 
 import numpy as np
@@ -302,27 +302,18 @@ def _scratch(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def ready_data(
-    dataset: str,
-    *,
-    cache: Path | None = None,
-    split: str = "trainval",
-    limit: int | None = None,
-    test_limit: int | None = None,
-) -> ReadyData:
+def ready_data(dataset: str, *, cache: Path | None = None, **options: Any) -> ReadyData:
     """Write known data, or a user's own, to the cache folder, if not done yet; options are those of `read_voc`."""
     from filelock import FileLock
-
-    def read(source: Path) -> VocData:
-        return read_voc(source, split=split, limit=limit, test_limit=test_limit)
 
     folder = cache_folder(cache) / "detection"
     if is_known := dataset in ("voc2007", "shapes"):
         parts = ["shapes", str(_VERSION)] if dataset == "shapes" else [dataset]
-        parts += [] if split == "trainval" else [split, "val"]
-        target = folder / "-".join([*parts, *(str(each or "all") for each in (limit, test_limit))])
+        parts += ["train", "val"] if options.get("split") == "train" else []
+        parts += [str(options.get(name) or "all") for name in ("limit", "test_limit")]
+        target = folder / "-".join(parts)
     else:
-        data = read(Path(dataset).expanduser())
+        data = read_voc(Path(dataset).expanduser(), **options)
         target = folder / f"own-{data.digest()[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock", timeout=LOCK_TIMEOUT):  # other processes wait
@@ -336,7 +327,7 @@ def ready_data(
             else:
                 for file in VOC2007:
                     unpack(fetch(file, cache=cache), source)
-            return write_yolo(read(source), target)
+            return write_yolo(read_voc(source, **options), target)
 
 
 def unpack(path: Path, folder: Path) -> None:

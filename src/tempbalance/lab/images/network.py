@@ -76,18 +76,14 @@ class Bottleneck(nn.Module):
         return relu(out + self.shortcut(x))
 
 
+Block = type[BasicBlock] | type[Bottleneck]
+
+
 class ResNet(nn.Sequential):
     """The residual network of He et al. (2016) with a 3x3 stem and no pool before its four stages."""
 
     def __init__(
-        self,
-        block: type[BasicBlock] | type[Bottleneck],
-        depths: Sequence[int],
-        *,
-        num_classes: int,
-        channels: int,
-        size: Size,
-        width: float,
+        self, block: Block, depths: Sequence[int], *, num_classes: int, channels: int, size: Size, width: float
     ) -> None:
         super().__init__()
         widths = [_scaled(each, width) for each in (64, 128, 256, 512)]
