@@ -141,7 +141,8 @@ class Block(nn.Module):
     def __init__(self, size: Size, attention: nn.Module, activation: nn.Module, *, norms_first: bool) -> None:
         super().__init__()
         self.norms_first = norms_first
-        for name, part in {"attention": attention, "feed_forward": _feed_forward(size, activation)}.items():
+        parts = {"attention": attention, "feed_forward": _feed_forward(size, activation)}
+        for name, part in parts.items():
             named = [(name, part), (f"{name}_norm", nn.LayerNorm(size.width))]
             for key, module in reversed(named) if norms_first else named:
                 self.add_module(key, module)
@@ -149,12 +150,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         """Map states to states; the attention gets the context too."""
-        if self.norms_first:
-            x = x + self.dropout(self.attention(self.attention_norm(x), *context))
-            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        x = self.attention_norm(x + self.dropout(self.attention(x, *context)))
-        normed: Tensor = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
-        return normed
+        for name, more in (("attention", context), ("feed_forward", ())):
+            part, norm = getattr(self, name), getattr(self, f"{name}_norm")
+            x = x + self.dropout(part(norm(x), *more)) if self.norms_first else norm(x + self.dropout(part(x, *more)))
+        return x
 
 
 class LlamaBlock(nn.Module):
