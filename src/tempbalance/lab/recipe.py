@@ -146,7 +146,8 @@ class BaseRecipe(BaseModel):
     @property
     def num_epochs(self) -> int:
         """Number of epochs; ``metrics.jsonl`` has a line for each."""
-        raise NotImplementedError
+        number: int = vars(self)["epochs"]
+        return number
 
     @property
     def best_by(self) -> str:

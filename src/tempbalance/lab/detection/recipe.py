@@ -68,10 +68,6 @@ class DetectionRecipe(ScoredRecipe):
     test_limit: Annotated[Count | None, "Validate and test on at most this many images each."] = None
 
     @property
-    def num_epochs(self) -> int:
-        return self.epochs
-
-    @property
     def pace(self) -> tuple[Any, ...]:
         data = self.dataset, self.split, self.limit, self.test_limit
         return *data, self.model, self.image_size, self.batch_size, self.tail

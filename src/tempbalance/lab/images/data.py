@@ -40,14 +40,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """A dataset in memory: images are uint8 of shape ``(N, C, H, W)``, labels int64.
-
-    Attributes:
-        mean: Mean of each channel of the training images, scaled to 0..1.
-        std: Standard deviation of each channel; 1 for a constant channel.
-        crop: Whether training pads by four pixels and crops at random.
-        flip: Whether training flips left and right at random.
-    """
+    """A dataset in memory: images are uint8 of shape ``(N, C, H, W)``, labels int64."""
 
     name: str
     train_images: Tensor
@@ -55,10 +48,10 @@ class ImageData:
     test_images: Tensor
     test_labels: Tensor
     num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    crop: bool
-    flip: bool
+    mean: tuple[float, ...]  # of each channel of the training images, scaled to 0..1
+    std: tuple[float, ...]  # 1 for a constant channel
+    crop: bool  # whether training pads by four pixels and crops at random
+    flip: bool  # whether training flips left and right at random
 
     def to(self, device: torch.device | str) -> ImageData:
         return replace(self, **{name: getattr(self, name).to(device) for name in _ARRAYS})

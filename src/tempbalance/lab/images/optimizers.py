@@ -30,15 +30,9 @@ def build_optimizer(groups: Groups, recipe: ImageRecipe) -> Optimizer:
         return _lamb(groups, options) if name == "lamb" else _lookahead(groups, options, recipe)
     if name in ("sgd", "sgdp", "lars"):
         options["momentum"] = recipe.lars_momentum if name == "lars" else recipe.momentum
-    kinds: dict[str, type[Optimizer]] = {
-        "sgd": SGD,
-        "adam": Adam,
-        "adamw": AdamW,
-        "sgdp": SGDP,
-        "lars": LARS,
-        "adamp": AdamP,
-    }
-    return kinds[name](groups, **options)
+    kinds: Any = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "sgdp": SGDP, "lars": LARS, "adamp": AdamP}
+    optimizer: Optimizer = kinds[name](groups, **options)
+    return optimizer
 
 
 class _Optimizer(Optimizer):

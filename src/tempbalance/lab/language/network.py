@@ -22,23 +22,14 @@ from tempbalance.errors import unknown
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a network; the defaults are the paper's.
-
-    Attributes:
-        layers: Number of blocks.
-        width: Width between blocks.
-        head: Size of an attention head; the rank of block-term attention.
-        inner: Width within a feed-forward part.
-        sequence: Largest number of tokens.
-        dropout: Dropout probability of embeddings and of the output of each part of a block.
-    """
+    """Size of a network; the defaults are the paper's."""
 
     layers: int = 3
-    width: int = 256
-    head: int = 40
-    inner: int = 2100
-    sequence: int = 32
-    dropout: float = 0.3
+    width: int = 256  # between blocks
+    head: int = 40  # of attention; the rank of block-term attention
+    inner: int = 2100  # width within a feed-forward part
+    sequence: int = 32  # largest number of tokens
+    dropout: float = 0.3  # of embeddings and of the output of each part of a block
 
 
 def block_terms(core: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -50,10 +50,6 @@ class MatricesRecipe(OnImages):
         return {}
 
     @property
-    def num_epochs(self) -> int:
-        return self.epochs
-
-    @property
     def is_regularized(self) -> bool:
         return self.method == "regularized"
 

@@ -129,18 +129,16 @@ class MatricesTraining(Training[MatricesRecipe]):
         data = [(self.images[part], self.labels[part]) for part in parts]
         options: dict[str, Any] = {"k": self.recipe.num_eigenvalues, "seed": self.recipe.seed, "tolerance": _TOLERANCE}
         kernel = ntk_eigenvalues(self.network, data, **options)
+        outputs, hidden = (
+            torch.linalg.eigvalsh(output_covariance(part, data)).flip(0) for part in (self.network, self.hidden)
+        )
         return {
-            "output_covariance": _covariance_eigenvalues(self.network, data),
-            "hidden_covariance": _covariance_eigenvalues(self.hidden, data)[:_MOST_HIDDEN],
+            "output_covariance": outputs,
+            "hidden_covariance": hidden[:_MOST_HIDDEN],
             "hessian": hessian_eigenvalues(self.network, cross_entropy, data, **options),
             "fisher": kernel / len(chosen),  # which shares the kernel's spectrum
             "ntk": kernel,
         }
-
-
-def _covariance_eigenvalues(network: nn.Module, data: list[tuple[Tensor, Tensor]]) -> Tensor:
-    values: Tensor = torch.linalg.eigvalsh(output_covariance(network, data))
-    return values.flip(0)
 
 
 def _standardized(images: Tensor, data: ImageData) -> Tensor:
