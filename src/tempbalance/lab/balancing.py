@@ -50,6 +50,27 @@ def scheduler_options(recipe: BalancingRecipe) -> dict[str, Any]:
     return options
 
 
+def scored_layers(
+    scheduler: tempbalance.TempBalance, network: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
+) -> list[Line]:
+    """Return a line for each scored layer: the latest scoring, and its weight's learning rate in the optimizer."""
+    groups = optimizer.param_groups
+    by_parameter = {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
+    rates = {
+        layer.name: by_parameter[id(parameter)]
+        for layer in tempbalance.find_layers(network)
+        for parameter in reversed(layer.parameters)  # the weight comes first, and an adapter's is frozen
+        if id(parameter) in by_parameter
+    }
+    lines = []
+    for row in scheduler.table():
+        if row.score is not None:
+            line: Line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
+            scales = {f"{target}_scale": scale for target, scale in row.scales.items()}
+            lines.append({**line, **scales, "rate": rates[row.name]})
+    return lines
+
+
 @contextmanager
 def seeded(seed: int, epoch: int, device: torch.device) -> Iterator[None]:
     """Draw weights and dropout from the seed and an epoch, and nobody else's numbers."""
@@ -162,22 +183,8 @@ class BalancedTraining(Training[B]):
         """Return a line for each layer: the latest scoring, and the learning rate of its weight now."""
         if not isinstance(self.scheduler, tempbalance.TempBalance):
             return []
-        groups = self.optimizer.param_groups
-        by_parameter = {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
-        rates = {
-            layer.name: by_parameter[id(parameter)]
-            for layer in tempbalance.find_layers(self.network)
-            for parameter in reversed(layer.parameters)  # the weight comes first, and an adapter's is frozen
-            if id(parameter) in by_parameter
-        }
-        lines = []
-        for row in self.scheduler.table():
-            if row.score is None:
-                continue
-            line: Line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
-            line |= {f"{target}_scale": scale for target, scale in row.scales.items()}
-            lines.append({**line, "rate": rates[row.name], **self.layer_extras(row.name)})
-        return lines
+        lines = scored_layers(self.scheduler, self.network, self.optimizer, epoch)
+        return [{**line, **self.layer_extras(line["layer"])} for line in lines]
 
     def layer_extras(self, layer: str) -> Line:
         """Return more values for the line of a layer."""

@@ -22,6 +22,7 @@ from rich.console import Console
 
 import tempbalance
 from tempbalance.integrations.ultralytics import UltralyticsBalance, balance
+from tempbalance.lab.balancing import scored_layers
 from tempbalance.lab.detection.data import WEIGHTS, ready_data
 from tempbalance.lab.detection.recipe import DetectionRecipe, check_installed
 from tempbalance.lab.download import fetch
@@ -190,14 +191,8 @@ class Callbacks:
         if scores == self._noted_scores or any(line["epoch"] == epoch for line in self.recorder.run.layers):
             return []
         self._noted_scores = scores
-        rates = {id(each): float(group["lr"]) for group in trainer.optimizer.param_groups for each in group["params"]}
-        weights = {layer.name: layer.parameters[0] for layer in tempbalance.find_layers(trainer.model)}
-        lines: list[Line] = []
-        for row in self.scheduler.table():
-            if row.score is not None and row.scale is not None:
-                line = {"epoch": epoch, "layer": row.name, "alpha": row.alpha, "score": row.score, "scale": row.scale}
-                lines.append({**line, "rate": rates[id(weights[row.name])] * row.scale})
-        return lines
+        lines = scored_layers(self.scheduler, trainer.model, trainer.optimizer, epoch)
+        return [{**line, "rate": line["rate"] * line["scale"]} for line in lines]  # its groups are not scaled
 
 
 def _precision(part: str, metrics: Mapping[str, Any]) -> Line:
