@@ -262,7 +262,7 @@ class Campaign:
                 number = next(waiting, None)
                 TRIM(0)
             running = [command for command in running if not self.step(command)]
-            time.sleep(0.005)
+            time.sleep(0.01)
         return sum(count for (_, outcome), count in self.counts.items() if outcome not in FINE)
 
     def print_counts(self) -> None:

@@ -338,7 +338,7 @@ def as_accelerate(draw: random.Random, folder: Path) -> Path:
         odd_name(draw).replace("/", "_")[:50] + ".bin",
     ):
         if draw.random() < 0.5 and "\0" not in name:
-            torch.save(wrapped(draw, {"state": torch.ones(9, 9)}), folder / name)
+            (folder / name).write_bytes(hostile.saved(wrapped(draw, {"state": torch.ones(9, 9)})))
     return folder
 
 
