@@ -95,6 +95,36 @@ def test_a_pooled_convolution_has_the_alpha_of_float64(tail):
         assert fit.ks == pytest.approx(expected.ks, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("tail", ["median", "goodness_of_fit", "peak"])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12])
+def test_a_slice_without_weights_gives_the_fit_of_float64_or_none(tail, scale):
+    weight = gauss(140, 150, 3, 3).float()
+    weight[:, :, 1, 1] *= scale
+    try:
+        fit = fit_spectrum(reduced(weight), tail=tail, tail_fraction=0.5, min_eigenvalues=50)
+    except TailError:
+        return
+    (precise,) = spectra(cut_by_shape(weight), double=True)
+    expected = fit_spectrum(precise, tail=tail, tail_fraction=0.5, min_eigenvalues=50)
+    assert fit.num_tail == expected.num_tail
+    assert fit.alpha == pytest.approx(expected.alpha, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_matrix_with_rows_of_zeros_has_no_smallest_value_to_repair():
+    weight = gauss(300, 400).float()
+    weight[:100] = 0
+    with raises(TailError, "noise"):
+        fit_spectrum(reduced(weight), tail="peak", tail_fraction=0.5, min_eigenvalues=50)
+
+
+def test_a_second_repair_of_a_value_does_not_lower_its_error_again():
+    before = reduced(gauss(140, 300).float())
+    once = repair(before, np.arange(20))
+    assert np.allclose(repair(once, np.arange(20)).errors, once.errors, rtol=1e-3, atol=0)
+
+
 def test_without_eigenvectors_a_fit_that_needs_them_fails():
     spectrum = reduced(gauss(140, 2000).float())
     for tail in ("goodness_of_fit", "peak"):
@@ -133,6 +163,21 @@ def test_a_search_that_its_errors_may_change_fails(search):
     for seed in range(60):
         values, generator = pareto(seed=seed), np.random.default_rng(seed)
         errors = 3e-4 * values
+        moved = np.sort(values + errors * generator.uniform(-1, 1, len(values)))
+        if search(moved).num_tail != search(values).num_tail:
+            changed += 1
+            with pytest.raises(TailError):
+                search(values, errors=errors)
+    assert changed > 3
+
+
+@pytest.mark.parametrize("search", [fit_goodness_of_fit, fit_peak])
+def test_a_search_fails_if_errors_above_an_exact_threshold_may_change_it(search):
+    changed = 0
+    for seed in range(60):
+        values, generator = pareto(seed=seed), np.random.default_rng(seed)
+        errors = 1e-3 * values
+        errors[:100] = 1e-12 * values[:100]  # repaired
         moved = np.sort(values + errors * generator.uniform(-1, 1, len(values)))
         if search(moved).num_tail != search(values).num_tail:
             changed += 1

@@ -82,6 +82,7 @@ class Slices:
     """Where the values of a spectrum come from."""
 
     values: Array  # of each slice, ascending, in the spectrum's units, shape (num_slices, side)
+    errors: Array  # of these values, flat
     places: IntArray  # of each value of the spectrum among these
     reductions: Sequence[Reduction]
     factor: float  # of the part
@@ -266,6 +267,8 @@ def pool_eigenvalues(part: Part, gathered: Sequence[Solved | WeightError]) -> Sp
     _, rows, columns = part.slices.shape
     root_mean_square = math.sqrt(values.sum() / part.slices.numel())
     reductions = [reduction for each in solved for reduction in each.reductions]
+    errors = _ERROR * eps * (pooled + values.mean() + values[-1] / 10)
+    in_slices = pooled.reshape(len(reductions) or 1, -1)
     return Spectrum(
         torch.from_numpy(values),
         exponent,
@@ -274,9 +277,9 @@ def pool_eigenvalues(part: Part, gathered: Sequence[Solved | WeightError]) -> Sp
         # an entry is off by up to eps/2 of itself, in the mean by half of that; a matrix of independent errors of
         # size e has a spectral norm of e (sqrt(rows) + sqrt(columns))
         rounding=torch.finfo(part.slices.dtype).eps / 4 * root_mean_square * (math.sqrt(rows) + math.sqrt(columns)),
-        errors=_ERROR * eps * (values + values.mean() + values[-1] / 10),
+        errors=errors[places],
         precise=solved[0].dtype == torch.float64,
-        slices=Slices(pooled.reshape(len(reductions), -1), places, reductions, part.factor) if reductions else None,
+        slices=Slices(in_slices, errors, places, reductions, part.factor) if reductions else None,
     )
 
 

@@ -87,11 +87,14 @@ def repair(spectrum: Spectrum, chosen: IntArray) -> Spectrum:
     of_slice, within = np.divmod(slices.places[chosen], slices.values.shape[1])
     for index in np.unique(of_slice):
         here, first = chosen[of_slice == index], int(within[of_slice == index].min())
+        if within[of_slice == index].max() - first >= len(here):  # an earlier repair has changed their order
+            raise TailError("its eigenvalues are closer to each other than their errors")
         found = _ritz_values(slices.reductions[index], first, len(here))
         values[here] = ldexp(found * slices.factor, -spectrum.exponent)
         ends = np.concatenate([[-np.inf], slices.values[index], [np.inf]])[[first, first + 1 + len(here)]]
         gaps = np.abs(values[here, None] - ends).min(axis=1)
-        errors[here] = np.minimum(errors[here], 2 * errors[here] ** 2 / gaps)
+        before = slices.errors[slices.places[here]]
+        errors[here] = np.minimum(before, 2 * before**2 / np.maximum(gaps, before))
     if (np.abs(values - spectrum.values.numpy()) > spectrum.noise).any():
         raise TailError("its eigenvectors are not those of its eigenvalues")
     order = np.argsort(values, kind="stable")
@@ -114,23 +117,22 @@ def _ritz_values(reduction: Reduction, first: int, num: int) -> Array:
     diagonal, beside = reduction.lines[:2].double()
     vectors, work = diagonal.new_empty(num, side), diagonal.new_empty(5 * side)
     one_block, integers = torch.ones(side, dtype=torch.int32), torch.empty(side + num, dtype=torch.int32)
-    info = ctypes.byref(ctypes.c_int())
+    info = ctypes.c_int()
     lapack.stein(
         *(side, diagonal, beside, num, reduction.values[first:], one_block, one_block * side),
-        *(vectors, side, work, integers, integers[side:], info),
+        *(vectors, side, work, integers, integers[side:], ctypes.byref(info)),
     )
+    if info.value or not vectors.isfinite().all():  # as in a matrix of zeros
+        raise TailError("its eigenvectors cannot be found")
     rotated, work = vectors.float(), reduction.lines.new_empty(BLOCK * (side + 65))
     lapack.ormtr(
         *(b"L", b"U", b"N", side, num, reduction.reflections, side, reduction.lines[2]),
-        *(rotated, side, work, len(work), info),
+        *(rotated, side, work, len(work), ctypes.byref(info)),
     )
-    basis = torch.linalg.qr(rotated.double().mT).Q
+    basis, product = torch.linalg.qr(rotated.double().mT).Q, vectors.new_zeros(num, num)
     rows, columns = reduction.matrix.shape
-    pieces = torch.split(reduction.matrix, _PIECE)  # all of it in float64 would take twice its memory
-    if rows > columns:
-        products = torch.cat([piece.double() @ basis for piece in pieces])
-    else:
-        products = basis.new_zeros(columns, num)
-        for piece, part in zip(pieces, torch.split(basis, _PIECE), strict=True):
-            products.addmm_(piece.double().mT, part)
-    return np.asarray(torch.linalg.eigvalsh(products.mT @ products))
+    tall = reduction.matrix if rows > columns else reduction.matrix.mT
+    for piece in torch.split(tall, _PIECE):  # all of it in float64 would take twice its memory
+        projected = piece.double() @ basis
+        product.addmm_(projected.mT, projected)
+    return np.asarray(torch.linalg.eigvalsh(product))

@@ -164,6 +164,7 @@ def _is_fullest(best: int, logs: Array, relative: Array, edges: Array, shifts: A
     """Return whether a bin is the first of the fullest ones, however values and edges move within their errors."""
     with np.errstate(divide="ignore", invalid="ignore"):
         lows, highs = logs + np.log10(np.maximum(1 - relative, 0)), logs + np.log10(1 + relative)
+    lows, highs = np.sort(lows), np.sort(highs)  # a repaired value is more certain than those above it
     lefts, rights = edges[:-1], edges[1:]
     most = lows.searchsorted(rights + shifts[1:], "right") - highs.searchsorted(lefts - shifts[:-1], "left")
     least = highs.searchsorted(rights - shifts[1:], "left") - lows.searchsorted(lefts + shifts[:-1], "right")
@@ -213,7 +214,7 @@ def _search(values: Array, candidates: npt.NDArray[np.int64], relative: Array) -
         raise TailError("all eigenvalues that could be the threshold are equal to the largest: alpha is undefined")
     slopes = num_tails / log_sums  # alpha - 1
     # with u = slope log(x / xmin), 1 - exp(-u) moves by exp(-u) (slope d log(x / xmin) + u d slope / slope)
-    doubts = (2 + 2 / math.e) * slopes * relative[candidates]
+    doubts = (2 + 2 / math.e) * slopes * np.maximum.accumulate(relative[::-1])[::-1][candidates]
 
     def deviations(rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Array:
         start, num_tail = candidates[rows, None], num_tails[rows, None]
