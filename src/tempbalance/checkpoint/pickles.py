@@ -87,7 +87,9 @@ class _Budget(dict[int, Callable[[Any], None]]):
         if code in self:
             return super().__getitem__(code)
         names = [each.name for each in pickletools.opcodes if each.code == chr(code)]
-        raise CheckpointError(f"its pickle has the instruction {[*names, code][0]}, which torch.save never writes")
+        if not names:
+            raise CheckpointError(f"its pickle is broken or cut off: {code} is no instruction")
+        raise CheckpointError(f"its pickle has the instruction {names[0]}, which torch.save never writes")
 
     def spend(self, *, num_instructions: int = 0, num_bytes: int = 0) -> None:
         self.num_instructions -= num_instructions
