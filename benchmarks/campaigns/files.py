@@ -293,6 +293,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="make and read this file alone, and show what the command prints")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background commands with it ignored
     gc.collect()
     gc.freeze()
     campaign = Campaign(options.seed)
