@@ -92,6 +92,19 @@ class Held:
         monkeypatch.setattr(tempbalance.execution.distributed, "solve", held_solve)
 
 
+def test_a_state_has_the_share_of_other_processes_in_float64_too():
+    model = mlp((140, 180, 150, 140, 130))
+    optimizer = SGD(param_groups(model), lr=0.1)
+    scheduler = TempBalance(optimizer, model, execution=Execution(background=True))
+    pending = scheduler._source._pending
+    whole = pending.outcome().rows
+    pending.work.scoring.owner = dict.fromkeys(pending.work.scoring.owner, 1)  # all are those of another process
+    alphas = [row.alpha for row in whole if row.alpha is not None]
+    assert len(alphas) == 2
+    found = [row.alpha for row in pending.outcome().rows if row.alpha is not None]
+    assert found == pytest.approx(alphas, rel=1e-12)
+
+
 def workers():
     return [thread for thread in threading.enumerate() if thread.name == "tempbalance"]
 

@@ -246,6 +246,14 @@ def test_ages_count_calls_since_a_layer_was_refreshed(clock):
         assert scheduler.spending().oldest == call - min(last.values())
 
 
+def test_the_spending_can_be_read_after_restore(clock):
+    model, scheduler = build(budget=0.1)
+    go_on(clock, model, scheduler, range(5))
+    before = scheduler.spending()
+    scheduler.restore()
+    assert scheduler.spending() == before
+
+
 # without a budget
 
 

@@ -19,7 +19,6 @@ from tempbalance.execution.distributed import SharedScoring, describe, rebuild
 from tempbalance.execution.inline import Answer, Inline
 from tempbalance.model.layers import Layer
 from tempbalance.ranking.table import LayerRow, from_plain
-from tempbalance.spectral.workers import multiplies_in_full
 
 
 class Background(Inline):
@@ -125,8 +124,6 @@ class _Work(Thread):
     def __init__(self, scoring: SharedScoring) -> None:
         super().__init__(name="tempbalance")
         self.scoring, self.copies = scoring, scoring.hold(scoring.layers, copy=True)
-        # full precision of products is a setting of the process, and training may rely on another one
-        self.double = not multiplies_in_full()
         self.process = os.getpid()
         self.is_unwanted = self.is_done = False
         self.error: Exception | None = None
@@ -149,7 +146,7 @@ class _Work(Thread):
             self.error = err
 
     def solve(self, *, mine: bool) -> None:
-        self.scoring.solve_copies(self.load, mine=mine, double=self.double)
+        self.scoring.solve_copies(self.load, mine=mine)
 
     def load(self, layer: Layer) -> Tensor:
         """Return the copy of a weight while the outcome is wanted; at its end the process waits for threads."""

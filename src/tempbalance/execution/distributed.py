@@ -133,15 +133,16 @@ class SharedScoring:
             for layer in layers:
                 kind = self.planned.reasons[layer.name] or ("sharded" if layer.sharded else "whole")
                 lines.append(f"layer {layer.name!r}, weight {layer.shape}, {kind}")
-            chosen = choose(by_cost, self.costs) if choose is not None and self.ranks.rank == 0 else []
-            answers.append((hashlib.sha256("\n".join(lines).encode()).hexdigest(), chosen))
+            choice = choose(by_cost, self.costs) if choose is not None and self.ranks.rank == 0 else []
+            answers.append((hashlib.sha256("\n".join(lines).encode()).hexdigest(), choice))
         del self.find  # a scoring in the background must not hold the scheduler
         if len({digest for digest, _ in answers}) > 1:
             with self.ranks.exchange(f"{self.name}, lines") as all_lines:
                 all_lines.append(lines)
             for line in zip_longest(*all_lines, fillvalue="nothing more"):
                 check_equal(line, _SAME)
-        names = [name for name in self.costs if choose is None or name in set(answers[0][1])]
+        chosen = set(answers[0][1])
+        names = [name for name in self.costs if choose is None or name in chosen]
         self.owner = dict(zip(names, share_out([self.costs[name] for name in names], self.ranks.size), strict=True))
         self.layers = [layer for layer in by_cost if layer.name in self.owner]
 
@@ -198,9 +199,9 @@ class SharedScoring:
                 del weight
         return held
 
-    def solve_copies(self, load: Callable[[Layer], Tensor], *, mine: bool, double: bool) -> None:
-        """Solve copies in the calling thread: those of this process' share, or of the others'."""
-        solve(self._jobs(self.layers, mine=mine), self.scoring, load=load, beside=mine, double=double)
+    def solve_copies(self, load: Callable[[Layer], Tensor], *, mine: bool) -> None:
+        """Solve copies in float64: those of this process' share in the calling thread, or those of the others."""
+        solve(self._jobs(self.layers, mine=mine), self.scoring, load=load, beside=mine, double=True)
 
     def _is_mine(self, layer: Layer) -> bool:
         return self.owner[layer.name] == self.ranks.rank

@@ -389,7 +389,9 @@ class TempBalance(LRScheduler):
                 self._last_lr = written
 
     def _retire(self) -> None:
-        self._is_retired, self._source = True, Inline()  # a scoring under way is given up
+        self._is_retired = True
+        if isinstance(self._source, Background):
+            self._source = Inline()  # a scoring under way is given up
 
     def _check_belonging(self, model: nn.Module) -> None:
         check_belonging(self.optimizer, model, self.schedule)

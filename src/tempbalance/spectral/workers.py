@@ -255,11 +255,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def multiplies_in_full() -> bool:
-    """Return whether the process multiplies float32 matrices in float32, on the CPU and on CUDA."""
-    return all(backend.fp32_precision in ("none", "ieee") for backend in _matmul_backends())
-
-
 def _matmul_backends() -> list[Any]:
     """Return the switches that allow TF32 or bfloat16 in place of float32."""
     # torch.get_float32_matmul_precision, the older switch, raises where somebody has used these
