@@ -198,7 +198,7 @@ def test_bad_usage_is_one_line_and_exit_code_two(checkpoint, arguments, carried)
     assert_bad_usage(run(checkpoint, *arguments), *carried)
 
 
-# one of each kind: test_hostile_files.py reads them all
+# one of each kind: tests/checkpoint/test_hostile.py reads them all
 KINDS = [
     "archive_eval", "torch_payload", "torch_legacy_payload_up_front", "torch_empty", "zip_bomb", "tar_with_payload",
     "safetensors_overlap", "safetensors_dtype_with_markup", "index_above", "index_of_a_missing_tensor",

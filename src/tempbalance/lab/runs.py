@@ -246,7 +246,7 @@ class Recorder:
     def write(self, epoch: Epoch, state: Callable[[], dict[str, Any]], *, seconds: float, weights: Any = None) -> None:
         """Write a finished epoch to the logs; when it is time, write the checkpoint and the best weights so far too.
 
-        ``state`` gives everything that training needs to go on; ``weights`` of ``None`` keep no best one.
+        ``state`` gives everything that training needs to continue; ``weights`` of ``None`` keep no best one.
         """
         self.epoch, self.seconds = epoch.metrics["epoch"], self.seconds + seconds
         is_best = self._is_best(epoch.metrics)

@@ -85,11 +85,11 @@ class Training(ABC, Generic[R]):
         return {"network": self.network, "optimizer": self.optimizer, "precision": self.fabric.strategy.precision}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that training needs to go on, as plain values and tensors."""
+        """Return everything that training needs to continue, as plain values and tensors."""
         return {**{name: part.state_dict() for name, part in self.stateful().items()}, "metrics": self.metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; a complete run has no state of the optimizer."""
+        """Continue from a state; that of a complete run has no optimizer."""
         for name, part in self.stateful().items():
             if name in state:
                 part.load_state_dict(state[name])

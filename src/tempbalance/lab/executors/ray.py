@@ -187,7 +187,7 @@ class Cluster:
 
 
 def _mark(folder: Path) -> str:
-    """Return a name that tells a run's copies on nodes from those of other folders, and of one that was begun again."""
+    """Return a mark that distinguishes a run's copies on nodes from those of other folders and of earlier runs here."""
     path = folder / "fetched.id"
     if not path.exists():
         write_whole(path, uuid.uuid4().hex[:12].encode())
