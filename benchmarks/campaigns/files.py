@@ -95,6 +95,8 @@ class Command:
                 command = [sys.executable, "-m", "tempbalance.cli", *self.file.command]
                 os.execve(sys.executable, command, environment)
             COMMAND(self.file.command, prog_name="tempbalance")
+        except KeyboardInterrupt:  # before the command's own code, where `tempbalance.cli.main` catches it
+            code = 130
         except SystemExit as err:
             code = err.code if isinstance(err.code, int) else 0 if err.code is None else 1
         except BaseException:

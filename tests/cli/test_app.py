@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner, Result
 
-from tempbalance.cli import app
+from tempbalance.cli import app, main
 from tempbalance.cli.terminal import answered, stoppable
 from tempbalance.lab.executors import local
 from tempbalance.runlog import RunFolder
@@ -313,3 +313,13 @@ def test_the_help_has_a_text_for_each_option_and_its_default(command, monkeypatc
     for words in ("median_published", "wrn28_6", "[default: (0.5 1.5)]", "$TEMPBALANCE_CACHE"):
         assert words in text
     assert ("43, 37, 13, 51, 71" in text) == (command == "compare")
+
+
+def test_ctrl_c_before_a_command_has_begun_ends_with_130(monkeypatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["tempbalance.cli.app"], "app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130

@@ -1,5 +1,5 @@
 """``python -m tempbalance.cli``."""
 
-from tempbalance.cli.app import app
+from tempbalance.cli.app import main
 
-app()
+main()

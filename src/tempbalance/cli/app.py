@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -31,7 +32,7 @@ def _print_version(asked: bool) -> None:
 
 
 @app.callback()
-def main(
+def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -171,3 +172,11 @@ def report(
 
         for path in write_runs(runs, html, figures):
             tell(path)
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C before a command has begun ends it without a traceback."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
