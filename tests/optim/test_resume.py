@@ -444,6 +444,40 @@ def test_what_is_no_state_is_refused_and_nothing_changes(state):
     assert_refused(build("cosine"), state, "version", state.get("version"))
 
 
+@pytest.mark.parametrize("key", ["bases", "base_lrs", "schedule"])
+@pytest.mark.parametrize("value", [torch.ones(2), 10**400], ids=["tensor", "huge"])
+def test_a_number_that_no_rate_can_be_is_refused_and_nothing_changes(key, value):
+    run = build("cosine")
+    state = run.scheduler.state_dict()
+    values = {"bases": state["bases"]["lr"], "base_lrs": state["base_lrs"], "schedule": state["schedule"]["base_lrs"]}
+    values[key][0] = value
+    assert_refused(run, state, key)
+
+
+def test_a_scale_that_no_float_can_be_is_refused_and_nothing_changes():
+    run = build("cosine", start=0)
+    state = run.scheduler.state_dict()
+    scored = json.loads(state["scored"])
+    aim = scored["blending"]["aim"]["lr"]
+    aim[next(iter(aim))] = 10**400
+    state["scored"] = json.dumps(scored)
+    assert_refused(run, state, "blending")
+
+
+def test_a_whole_number_in_place_of_a_scale_is_loaded_into_rates_that_are_tensors():
+    model = small_mlp()
+    optimizer = SGD(param_groups(model), lr=torch.tensor(0.1))
+    scheduler = TempBalance(optimizer, model, min_eigenvalues=8)
+    state = scheduler.state_dict()
+    scored = json.loads(state["scored"])
+    aim = scored["blending"]["aim"]["lr"]
+    layer = next(iter(aim))
+    aim[layer] = 2**80
+    scheduler.load_state_dict({**state, "scored": json.dumps(scored)})
+    (group,) = (each for each in optimizer.param_groups if each.get("layer") == layer)
+    assert float(group["lr"]) == pytest.approx(0.1 * 2**80)
+
+
 def test_the_state_of_a_torch_scheduler_is_refused():
     run = build("cosine")
     assert_refused(run, run.scheduler.schedule.state_dict(), "version", None)

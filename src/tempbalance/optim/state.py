@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tempbalance.errors import check_count, check_finite
+from tempbalance.errors import check_count, check_finite, quoted
 from tempbalance.execution.inline import Execution
 from tempbalance.optim.param_groups import LABEL, flatten
 from tempbalance.optim.rates import check_target
@@ -195,9 +195,10 @@ def _check_like(saved: Any, present: Any, name: str) -> None:
     elif isinstance(present, bool | str) and type(saved) is not type(present):
         raise ValueError(f"the state's {name} must be like {present!r}, got {saved!r}")
     elif isinstance(present, int | float | Tensor) and not isinstance(present, bool):
-        is_number = isinstance(saved, int | float | Tensor) and not isinstance(saved, bool)
+        is_whole = isinstance(saved, int) and not isinstance(saved, bool) and abs(saved) < 2**63
+        is_number = is_whole or isinstance(saved, float) or (isinstance(saved, Tensor) and saved.numel() == 1)
         if not is_number or bool(saved != saved):
-            raise ValueError(f"the state's {name} must be a number, got {saved!r}")
+            raise ValueError(f"the state's {name} must be a number, got {quoted(saved)}")
 
 
 def labels_of(optimizer: Optimizer) -> list[str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from types import NoneType, UnionType
@@ -22,7 +23,9 @@ def from_plain(kind: Any, value: Any, name: str) -> Any:
         return tuple(from_plain(inside[0], each, name) for each in value)
     if origin in (Mapping, dict) and isinstance(value, Mapping):
         return {key: from_plain(inside[1], each, f"{name}.{key}") for key, each in value.items()}
-    if type(value) is kind or (kind is float and type(value) is int):
+    if kind is float and type(value) is int and abs(value) < sys.float_info.max:
+        return float(value)
+    if type(value) is kind:
         return value
     raise ValueError(f"{name} is not {getattr(kind, '__name__', kind)}: {str(value)[:80]!r}")
 
