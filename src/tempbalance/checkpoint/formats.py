@@ -78,8 +78,13 @@ def read_content(path: Path) -> Any:
         _refuse_others(head, suffix)
     if head[8:9] == b"{" or (suffix == ".safetensors" and not head.startswith(b"\x80")):
         return _read_safetensors(file)
-    if head.startswith(b"\x80") or suffix in SUFFIXES:
+    if head.startswith(b"\x80"):
         return read_stream(file)
+    if suffix in SUFFIXES:  # a pickle of protocol 0 or 1, or any file under a wrong name
+        try:
+            return read_stream(file)
+        except CheckpointError as err:
+            raise CheckpointError(f"does not begin like a file of torch.save: {err}") from err
     raise CheckpointError(f"is not in a format that is read: {_READABLE}")
 
 

@@ -188,7 +188,8 @@ def jobs_of(layer: Layer, scoring: Scoring) -> list[Job]:
             cost = num_slices * side**2 * (max(rows, columns) + 4 * side)
             job = Job(layer, cut, index, part.name, cost, (num_slices, rows, columns), part.num_eigenvalues)
             if side < scoring.min_eigenvalues:
-                found = f"{num_slices} matrices of {side} eigenvalues each" if num_slices > 1 else f"{side} eigenvalues"
+                found = f"{side} eigenvalue{'' if side == 1 else 's'}"
+                found = f"{num_slices} matrices of {found} each" if num_slices > 1 else found
                 job.reason = f"{found}, min_eigenvalues is {scoring.min_eigenvalues}"
             jobs.append(job)
     return jobs
