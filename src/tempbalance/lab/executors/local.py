@@ -50,7 +50,8 @@ class Pool:
     def place_text(self) -> str:
         threads = self._settings["threads"]
         of_each = f"GPU {' or '.join(dict.fromkeys(self._gpus))}" if self._gpus else "no GPU"
-        return f"on this machine: {self.num_slots} at a time with {of_each}, {threads} threads each"
+        each = "1 thread" if threads == 1 else f"{threads} threads"
+        return f"on this machine: {self.num_slots} at a time with {of_each}, {each} each"
 
     def start(self, job: Job) -> None:
         place = next(i for i, worker in enumerate(self._workers) if worker is None or worker.job is None)
