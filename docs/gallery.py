@@ -51,7 +51,7 @@ def write_study() -> None:
 A ResNet18 of a quarter's width on scikit-learn's digits, 12 epochs, three seeds, with
 cosine annealing (CAL) and balanced (TB). The page opens offline:
 
-![The page: table, claims and figures](../images/study.png)
+![The page: claims and figures](../images/study.png)
 
 Alpha and learning rate of each layer over the epochs. Balancing (TB) gives layers with a small alpha a
 smaller learning rate:
