@@ -159,7 +159,7 @@ def judge(command: Command, code: int) -> Verdict:
     out, err = ((command.folder / name).read_text(errors="surrogateescape") for name in ("out", "err"))
     # a process that is stopped while Python still imports ends with a traceback
     is_late = command.interrupted is not None and (command.as_process or "Traceback" not in err)
-    if is_late and code in (1, 130, -signal.SIGINT) and "error: " not in err:
+    if is_late and (code in (130, -signal.SIGINT) or (code == 1 and "error: " not in err)):
         return Verdict("stopped")
     if "Traceback" in err or code in (70, -signal.SIGSEGV, -signal.SIGABRT):
         return Verdict("traceback", f"ends with {code}: {err[-3000:]}")
